@@ -43,7 +43,7 @@ class Algebra:
 
 
 def register_group(name: str, table: ArrayLike) -> Algebra:
-    """Register `name` as a group of word problems: any finite monoid, given by its multiplication table.
+    """Register any finite monoid, given by its multiplication table, as the group `name` of word problems; return it.
 
     Args: table[a][b] is the index of a*b, and element 0 is the identity.
     Raises: NameTaken for the name of a built-in group; InvalidTable.

@@ -20,7 +20,7 @@ import numpy as np
 from implicit_llm_contracts.errors import UserError
 
 DTYPES = {"LongStorage": "<i8", "IntStorage": "<i4", "ShortStorage": "<i2", "ByteStorage": "|u1"}
-LOCAL_HEADER = struct.Struct("<26x2H")  # in a zip archive; the two numbers are the lengths of name and extra field
+LOCAL_HEADER = struct.Struct("<26x2H")  # in a zip archive; the numbers are the lengths of the name and extra field
 
 
 class ReleasedWordsError(UserError):

@@ -26,7 +26,8 @@ def write_shards(
     """Write a data set into `context.work`, shard by shard; return the paths of the index and the column files.
 
     `columns_of(shard)` returns the columns of a shard, each (samples, length) of the vocabulary's token type. Finished
-    shards of an earlier attempt are used if their files still have their digests.
+    shards of an earlier attempt are reused if their files still have their digests.
+    Raises: TypeError for a column of another type or shape; StorageError.
     """
     records = {shard: kept for shard in range(num_shards) if (kept := _kept(context.work, shard)) is not None}
     if records:
@@ -80,7 +81,7 @@ def write_array(path: Path, array: np.ndarray) -> bytes:
 
 
 def write_index(directory: Path, index: Index) -> Path:
-    """Write the index of a data set, with paths relative to `directory`; return its path."""
+    """Write the index of the data set in `directory`, to which the paths in `index` are relative; return its path."""
     write_json(directory / INDEX_NAME, index)
     return directory / INDEX_NAME
 
@@ -99,5 +100,5 @@ class HashedFile:
 
     @property
     def record(self) -> FileRecord:
-        """The record of the bytes written so far, with the path relative to the file's directory."""
+        """The record of the bytes written so far; its path is the name that the constructor got."""
         return FileRecord(self._name, self._size, self._digest.hexdigest())

@@ -2,7 +2,7 @@
 
     index.json                      the list of all files, written last: readers start here
     shards/<column>-00000.npy       (samples of the shard, length), in the smallest type that fits the vocabulary
-    shards/00000.json               record of a finished shard, so that a restart uses it
+    shards/00000.json               the record of a finished shard, which a restarted job reuses
 
 The index of a stream lists parts. A part is a file of little-endian uint16, with a path relative to the index. The path
 may lead to other run directories; a copy of the whole results folder works like the original. Each part is cut into its
@@ -30,7 +30,7 @@ from implicit_llm_contracts.runs.manifest import FileRecord
 INDEX_NAME = "index.json"
 FORMAT = 2
 IGNORED_LABEL = -100  # the label of a position that does not count, as in torch's cross entropy
-TOKEN_TYPE = np.dtype("<u2")  # of a stream of tokens, for every vocabulary
+TOKEN_TYPE = np.dtype("<u2")  # the type of a stream's tokens, for every vocabulary
 
 
 class DatasetError(UserError):
@@ -47,9 +47,10 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 class Sequences(Protocol):
-    """The data set of training and evaluation: sequences of at most `length` tokens, as integer columns (B, L).
+    """The interface of a data set for training and evaluation, with sequences of at most `length` tokens.
 
-    If later sequences have another length, `fetch` may return only the first ones of those requested.
+    `fetch` returns the sequences at `indices` (B,) as integer columns (B, L). If these differ in length, it may return
+    only the first ones, which have equal lengths.
     """
 
     vocab_size: int
@@ -206,7 +207,7 @@ def open_dataset(directory: Path, length: int | None = None) -> TokenDataset:
 
 
 def rebuild_hint(*directories: Path) -> str:
-    """Return advice for an error message: how to rebuild the missing or damaged files and keep the others."""
+    """Return advice for an error message: how to rebuild the damaged files in `directories` and keep all others."""
     if any(directory.parent.name != "work" for directory in directories):  # not below a run directory
         return "write the data set again"
     manifests = shlex.join(os.path.relpath(directory.parent.parent / "manifest.json") for directory in directories)

@@ -1,1 +1,1 @@
-"""Run every job in a common frame and track it. This package does not import torch."""
+"""Run the steps that all jobs have in common: checks, publication and tracking. This package does not import torch."""

@@ -16,9 +16,10 @@ LINE = "{desc}: {unit} {n}/{total}{postfix}, {rate_fmt}, {remaining} left"
 
 
 class ProgressLog:
-    """A log of progress at growing intervals and at the end; beside a bar, the terminal shows only the last line.
+    """A log of progress at growing intervals and at the end; if there is a bar, the terminal shows only the last line.
 
-    unit: the unit that is counted to `total`, starting from `first`. shown: the runtime's `progress`.
+    where: the text at the start of each line. unit: the unit that is counted to `total`, starting from `first`. shown:
+    the setting `progress` of the runtime: "auto", "bar" or "log".
     """
 
     def __init__(self, where: str, unit: str, total: int, first: int = 0, shown: str = "auto") -> None:
@@ -28,7 +29,7 @@ class ProgressLog:
         self._began_s = self._told_s = time.monotonic()
 
     def tell(self, done: int, words: Callable[[], str]) -> None:
-        """Report that `done` units are finished; `words`, which is called only if a line is due, returns the state."""
+        """Report that `done` units are finished; `words` returns the text of a line, called only if one is due."""
         self._bar.update(done - self._bar.n)
         now, is_last = time.monotonic(), done >= self._total
         elapsed_s = now - self._began_s

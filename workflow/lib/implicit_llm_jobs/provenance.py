@@ -1,4 +1,4 @@
-"""Record how a result was produced: times, hosts, commit, versions and command, which may differ between equal runs."""
+"""Record how a result was produced: times, hosts, commit, versions and command. Equal results may differ in these."""
 
 import os
 import platform
@@ -29,7 +29,10 @@ SLURM = ("JOB_ID", "ARRAY_JOB_ID", "ARRAY_TASK_ID", "JOB_PARTITION", "JOB_NODELI
 
 
 def write(path: Path, fingerprint: str, journal: Path) -> None:
-    """Write the facts about this process and, from the journal, about all attempts and incidents."""
+    """Write the facts about this process and, from the journal, about all attempts and incidents to `path`.
+
+    Raises: JournalError, StorageError; UserError for a wrong commit in COMMIT_VARIABLE.
+    """
     now = datetime.now(UTC)
     about = {
         "fingerprint": fingerprint,
@@ -74,7 +77,8 @@ def _seconds(started: str, end: datetime) -> float:
 def git_state() -> dict[str, Any] | None:
     """Return the commit of the source tree and whether tracked files have changed, or None if the commit is unknown.
 
-    If git does not know the commit, as in a copy of the tree, COMMIT_VARIABLE may name it; `is_dirty` is then None.
+    If git does not know the commit, as in a copy of the tree, the environment variable COMMIT_VARIABLE may name it.
+    `is_dirty` is None if it is unknown.
     Raises: UserError if the variable's value is not a commit.
     """
     commit = _git("rev-parse", "HEAD") if (PROJECT_DIR / ".git").exists() else None

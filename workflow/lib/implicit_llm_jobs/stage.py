@@ -1,4 +1,4 @@
-"""Run every stage in the same frame: from an identity and input directories to a published manifest."""
+"""Run any stage: check its inputs, run its body, publish the manifest, and record its start, end and failure."""
 
 import logging
 import os
@@ -40,9 +40,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StageRequest:
-    """A request of the command line to run a stage.
+    """A request to run a stage.
 
-    reads: the input files that the stage reads; only these are checked and must exist. None means all.
+    inputs: the run directories of the inputs by role. log: the log file; None logs to stderr only. reads: returns
+    whether the stage reads an input file; only such files are checked and must exist. None means that it reads all.
     """
 
     run_dir: Path
@@ -57,7 +58,7 @@ Body = Callable[[StageContext], StageResult]
 
 
 def run_stage(request: StageRequest, body: Body) -> Manifest | None:
-    """Run `body` unless its result exists, and publish the manifest; a rank above 0 that runs it returns None.
+    """Run `body` unless its result exists, publish and return the manifest; ranks above 0 that run it return None.
 
     Raises: UserError for a wrong input or config, or a run directory in use; any exception of `body`. No incomplete
         result gets its final name. SIGTERM becomes SystemExit(143), unless the process or the body handles it.
@@ -159,7 +160,7 @@ def _known_by(identity: Identity) -> dict[str, Any]:
 
 
 def _about(inputs: dict[str, Input], run: RunDirectory) -> dict[str, Any]:
-    """Return the journal's description of the run, from which MLflow is filled even before the run has a manifest."""
+    """Return the description of the run for its journal, from which MLflow gets it before there is a manifest."""
     return {
         "identity": _known_by(run.identity),
         "inputs": {role: os.path.relpath(given.work, run.work) for role, given in inputs.items()},
@@ -169,9 +170,9 @@ def _about(inputs: dict[str, Input], run: RunDirectory) -> dict[str, Any]:
 
 
 def _open_inputs(request: StageRequest, identity: Identity) -> dict[str, Input]:
-    """Check the files of the upstream runs; wait at most `default_wait_s` for missing ones.
+    """Return the inputs by role after a check of their files. A wait for missing ones takes at most `default_wait_s`.
 
-    Raises: IdentityError, ManifestError.
+    Raises: IdentityError for other roles than in the identity; ManifestError for a missing or wrong file.
     """
     if identity.upstream.keys() != request.inputs.keys():
         wanted, told = (", ".join(sorted(roles)) or "none" for roles in (identity.upstream, request.inputs))
@@ -206,7 +207,7 @@ def _check_input(role: str, given: Input, path: Path, wanted: str) -> None:
 
 @contextmanager
 def _sigterm_as_exit() -> Iterator[None]:
-    """Let SIGTERM unwind the stack, unless it is handled already: temporary files are deleted, MLflow is updated."""
+    """Make SIGTERM raise SystemExit, unless it has a handler, to delete temporary files and update MLflow."""
     is_main = threading.current_thread() is threading.main_thread()
     with ExitStack() as stack:
         if is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:

@@ -13,7 +13,8 @@ from pathlib import Path
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.fetched_files import FETCH
 
-# bAbI's authors published the first archive; the second has the two collections in use, without one file.
+# bAbI's authors published the first archive. The second has only the collections en-valid and en-valid-10k, and lacks
+# the file in _GIT_BLOBS.
 ARCHIVES = ("tasks_1-20_v1-2.tar.gz", "babi_en_valid_10k.tar.gz")
 FOLDER = "tasks_1-20_v1-2"
 _SHA256_FILE = Path(__file__).with_name("babi_files.sha256")

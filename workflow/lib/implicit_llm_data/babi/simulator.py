@@ -1,4 +1,4 @@
-"""Simulate stories of any length in the format of bAbI; eleven families have the numbers of the bAbI tasks.
+"""Simulate stories of any length in the format of bAbI; each of eleven families has the number of a bAbI task.
 
 A family is a class. Its `tell` adds an event to the story, `subjects` returns possible subjects of a question, and
 `ask` returns a question about one of them. The families follow the description of the tasks in Weston et al. 2015
@@ -26,7 +26,7 @@ ROOMS = ("attic", "cellar", "library", "workshop", "balcony", "pantry")
 THINGS = ("lantern", "compass", "kettle", "scarf")
 COUNTS = ("none", "one", "two", "three")
 NOTHING, MOST_LISTED = "nothing", 2
-YES_NO = ("no", "yes")  # indexed by the truth of the question
+YES_NO = ("no", "yes")  # answers, indexed by whether the question's statement is true
 MEMBERS = ("Pip", "Quill", "Rusk", "Sorrel", "Tansy", "Umber", "Vesper", "Wren")
 KINDS = ("baker", "miner", "tailor", "sailor", "painter", "farmer", "piper", "weaver")
 CONTAINERS = ("crate", "flask", "basket", "barrel", "drawer", "pouch", "trunk", "jar", "wagon", "purse", "tub", "vase")
@@ -79,8 +79,8 @@ class Dice:
         self._words: list[int] = []
 
     def below(self, count: int) -> int:
-        """Return one of 0..count - 1."""
-        # Random numbers from here on are rejected, because they would make some results more likely than others.
+        """Return a uniformly random integer from 0 to count - 1."""
+        # Random numbers of at least this bound are rejected: they would make some results more likely than others.
         accepted = (1 << 64) // count * count
         while True:
             if not self._words:
@@ -94,7 +94,7 @@ class Dice:
         return self.below(100) < percent
 
     def pick(self, items: Sequence[T]) -> T:
-        """Return one of `items`."""
+        """Return a random item of `items`."""
         return items[self.below(len(items))]
 
     def draw(self, items: Iterable[T], count: int | None = None) -> list[T]:
@@ -152,7 +152,7 @@ class Walks(Family):
     """Family 1: one person walks at a time; the last statement about a person names the room."""
 
     rooms: dict[str, str] = field(default_factory=dict)
-    proofs: dict[str, Lines] = field(default_factory=dict)  # the lines that name the room
+    proofs: dict[str, Lines] = field(default_factory=dict)  # the lines that prove the room of a person
     visited: dict[str, set[str]] = field(default_factory=lambda: {person: set() for person in PERSONS})
 
     def tell(self) -> None:
@@ -183,7 +183,7 @@ class Walks(Family):
 class YesOrNo(Walks):
     """Family 6: is this person in that room? Half of the answers are yes.
 
-    Half of the other questions choose among the rooms in which the person was before, if there are any.
+    Half of the questions with the answer "no" name a room in which the person was before, if there is one.
     """
 
     def ask(self, who: str) -> Question:
@@ -227,8 +227,8 @@ class Carrying(Walks):
     # that changed `held`.
     held: dict[str, dict[str, int]] = field(default_factory=lambda: {person: {} for person in PERSONS})
     changes: dict[str, list[int]] = field(default_factory=lambda: {person: [] for person in PERSONS})
-    # lying: the room of each thing on the floor. arrivals: by thing and room, the room from which the thing last came.
-    # Both also have the lines that prove this room.
+    # lying: the room of each thing on the floor. arrivals: by thing and room, the room from which the thing last came
+    # there. Both also have the lines that prove this.
     lying: dict[str, tuple[str, Lines]] = field(default_factory=dict)
     arrivals: dict[str, dict[str, tuple[str, Lines]]] = field(default_factory=lambda: {thing: {} for thing in THINGS})
 
@@ -250,7 +250,7 @@ class Carrying(Walks):
             self.lying[thing] = self.rooms[giver], (*self.proofs[giver], line)
 
     def _handovers(self) -> list[list[Handover]]:
-        """Return all possible handovers, a list for each kind; takes have two equal lists, so that hands fill up."""
+        """Return the possible handovers, a list for each kind; that of takes occurs twice, so takes are likelier."""
         present = [person for person in PERSONS if person in self.rooms]
         takers = [person for person in present if len(self.held[person]) < self.hands]
         free = [thing for thing in THINGS if not any(thing in held for held in self.held.values())]
@@ -307,7 +307,7 @@ class RoomBefore(Carrying):
 
 
 class Counting(Carrying):
-    """Family 7: how many things does a person hold? Questions are about people whose hands the story has mentioned."""
+    """Family 7: how many things does a person hold? Questions are about people who got or gave up a thing before."""
 
     hands = len(COUNTS) - 1
     walk_percent = 35
@@ -371,14 +371,14 @@ class Deduction(Family):
 
 
 class Sizes(Family):
-    """Family 18: containers in one order of size; questions are about pairs that no statement compares."""
+    """Family 18: statements order containers by size; questions are about pairs that no single statement compares."""
 
     def __init__(self, dice: Dice, length: int) -> None:
         super().__init__(dice, length)
         count = max(3, min(len(CONTAINERS), length // 2 + 2))
         self._by_size = dice.draw(CONTAINERS, count)  # the largest first
         pairs = [(rank, rank + 1) for rank in range(count - 1)]
-        # With three containers, (0, 2) is the only pair for a question.
+        # With three containers, no statement may compare (0, 2), because it is the only pair for a question.
         more = [*pairs, *((rank, rank + 2) for rank in range(count - 2))] if count > 3 else pairs
         self._plan = dice.draw([*pairs, *(dice.pick(more) for _ in range(length - len(pairs)))])
         self._told: dict[tuple[int, int], int] = {}  # the first line about a pair (larger, smaller)
@@ -412,10 +412,9 @@ class Sizes(Family):
 
 
 class Village(Family):
-    """Family 19: sites on a map, each stated with a neighbour; questions are about unique paths of two steps.
+    """Family 19: statements give directions between neighbours on a map; questions ask for paths of two steps.
 
-    The sites form a tree, and neighbours on the map are always neighbours in the tree. No other path follows from the
-    statements.
+    The sites form a tree, in which all neighbours on the map are connected, so the paths are unique.
     """
 
     def __init__(self, dice: Dice, length: int) -> None:
@@ -432,7 +431,7 @@ class Village(Family):
                 self._place_of[site] = place
                 roads.append((neighbour, site))
         self._plan = dice.draw([*roads, *(dice.pick(roads) for _ in range(length - len(roads)))])
-        self._told: dict[tuple[str, str], int] = {}  # the line of each road, in both directions
+        self._told: dict[tuple[str, str], int] = {}  # the first line about each road, in both directions
 
     def tell(self) -> None:
         first, second = self.dice.draw(self._plan.pop())
@@ -441,7 +440,7 @@ class Village(Family):
         self._told.setdefault((second, first), line)
 
     def subjects(self) -> Sequence[tuple[str, str, str]]:
-        """Return the paths as start, middle and end."""
+        """Return the paths over two roads that the story states, each as start, middle and end."""
         roads = itertools.permutations(self._told, 2)
         return [(start, middle, end) for (start, middle), (also, end) in roads if middle == also and start != end]
 

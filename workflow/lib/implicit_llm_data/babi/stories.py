@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SPLITS = ("train", "valid", "test")
-VOCABULARY_NAME = "vocabulary.json"  # the list of words by id, beside a text and every data set built from it
+VOCABULARY_NAME = "vocabulary.json"  # a list of words by id, stored with a text and with every data set built from it
 PAD, EOS = "<pad>", "<eos>"
 PAD_ID, EOS_ID = 0, 1  # in every vocabulary
 
@@ -51,7 +51,7 @@ def find_files(directory: Path, split: str) -> dict[int, Path]:
 
 
 def parse_stories(data: bytes) -> list[Story]:
-    """Parse the stories of one file, which the simulator wrote or whose digest is that of the official file."""
+    """Parse the stories of one file, which is not checked: it must be the simulator's or an official one."""
     stories: list[list[StoryLine]] = []
     for raw in data.decode("utf-8").removesuffix("\n").split("\n"):
         number, _, rest = raw.partition(" ")

@@ -21,13 +21,13 @@ from implicit_llm_data.babi.stories import (
     words_of,
 )
 
-SIMULATED = "simulated"  # the collection of the simulator
+SIMULATED = "simulated"  # the name of the simulator's collection
 
 
 def run(context: StageContext) -> StageResult:
     """Write `text/<collection>/qa<task>_<split>.txt` and `vocabulary.json`, a list of words by id.
 
-    Raises: ConfigError for a wrong configuration; BabiArchiveError.
+    Raises: ConfigError for a wrong configuration; BabiArchiveError; StorageError.
     """
     if context.config.get("source") == "simulated":
         files, words = _simulated(context.settings(SimulatedText), context.name), all_words()

@@ -6,8 +6,8 @@
 The label of a position is the next word. In the mode `lm` every word has a label; in the mode `qa` only the positions
 with the input "?" do. Other labels, and all labels of padding, are `<pad>`, which training ignores.
 
-Source: Schlag et al. 2021 (catbAbI), preprocessing and data set of ischlag/Fast-Weight-Memory-public. Unlike there, the
-shuffle is seeded, and the vocabulary has a fixed order and no task numbers.
+Source: Schlag et al. 2021 (catbAbI), preprocessing and data set of ischlag/Fast-Weight-Memory-public. Unlike in that
+code, the shuffle is seeded, and the vocabulary has a fixed order and no task numbers.
 Dimensions: T tokens of the stream, S stories, N sequences, L their length.
 """
 
@@ -54,7 +54,7 @@ class TaskStory:
 def run(context: StageContext) -> StageResult:
     """Build the data set that the configuration describes; finished shards of an interrupted attempt are used.
 
-    Raises: ConfigError for a wrong configuration; InvalidCatbabi.
+    Raises: ConfigError for a wrong configuration; InputMissing; InvalidCatbabi; StorageError.
     """
     config = context.settings(CatbabiConfig)
     upstream = context.given("text").work

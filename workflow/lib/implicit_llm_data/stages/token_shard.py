@@ -38,11 +38,11 @@ from implicit_llm_data.text.corpus import (
 )
 
 RECORD_NAME = "shard.json"
-BATCH_BYTES = 1 << 22  # of text encoded at once: enough for all cores, and small compared with the memory per core
-# If `may_be_cut`, texts are encoded in pieces of this many characters, plus those before the next white space. A long
-# text at once would need a hundred times its size in memory.
+BATCH_BYTES = 1 << 22  # text encoded at once: enough for all cores, and small compared with the memory per core
+# Encoding a long text at once needs a hundred times its size in memory. If `may_be_cut` allows it, a longer text is
+# therefore cut into pieces, each at the first white space after this many characters.
 PIECE_CHARACTERS = 1 << 20
-REPORT_S = 10.0  # between two points in the journal
+REPORT_S = 10.0  # the time between two points in the journal
 
 
 def run(context: StageContext) -> StageResult:
@@ -80,12 +80,16 @@ def run(context: StageContext) -> StageResult:
 
 
 def _write(context: StageContext, share: CorpusShare, shard: _Shard) -> dict[Split, FileRecord]:
-    """Write the streams and report progress; no file has its final name before all documents are encoded."""
+    """Write the stream of each split, report progress, and return the records of the files.
+
+    No file gets its final name before all documents are encoded.
+    """
     context.journal.rewind(0)  # points of an interrupted attempt do not count
     reported_s = 0.0
     with ExitStack() as stack:
         bar = stack.enter_context(tqdm(total=share.size, desc=context.name, unit="B", unit_scale=True, disable=None))
-        paths = {split: context.work / f"{split}.bin" for split in reversed(shard.split.names)}  # train commits first
+        # The stack renames the files in reverse order, so the file of the training split appears first.
+        paths = {split: context.work / f"{split}.bin" for split in reversed(shard.split.names)}
         files = {split: HashedFile(stack.enter_context(new_file(path)), path.name) for split, path in paths.items()}
         for batch in _batches(share.documents()):
             faults.point("token_shard.before_batch")
@@ -109,7 +113,7 @@ def _write(context: StageContext, share: CorpusShare, shard: _Shard) -> dict[Spl
 
 
 class _Shard:
-    """An encoder of documents, which counts them and their tokens."""
+    """An encoder that writes documents to the files of their splits, and counts documents and tokens."""
 
     def __init__(self, tokenizer: Tokenizer, end_of_text: int, split: DocumentSplit) -> None:
         self._tokenizer = tokenizer
@@ -179,8 +183,8 @@ def encode_whole(tokenizer: Tokenizer, texts: Sequence[str]) -> list[bytes]:
 def may_be_cut(tokenizer: Tokenizer) -> bool:
     """Return whether the ids of a text equal those of its pieces, if it is cut before white space.
 
-    They are equal for a tokenizer that splits text into words like GPT-2's (GPT-NeoX, Pythia, OPT, the one trained
-    here), because it never joins white space to the text before it.
+    They are equal for a tokenizer that splits text into words as GPT-2 does, such as that of GPT-NeoX, Pythia or OPT,
+    or one trained here: such a tokenizer never joins white space to the text before it. Return False for any other.
     """
     cutter = tokenizer.pre_tokenizer
     if not (isinstance(cutter, pre_tokenizers.ByteLevel) and cutter.use_regex and not cutter.add_prefix_space):

@@ -1,7 +1,7 @@
 """Run the stage `data` of kind `token_stream`: combine one split of all shards into a data set.
 
-The index of the training split points to the files of the shards' jobs. If only some sequences are wanted, they are
-copied. The held-out splits are merged, so that sequences of every length can cross the borders of shards.
+The index of the training split points to the files of the shards' jobs. If only some sequences are wanted, the job
+copies these. It merges the held-out splits, so that sequences of every length can cross the borders of shards.
 """
 
 import itertools
@@ -114,7 +114,11 @@ def _chosen_rows(context: StageContext, config: TokenStreamConfig, parts: list[F
 
 
 def _merge(work: Path, parts: list[FileRecord], places: Sequence[Iterable[int]], size: int) -> FileRecord:
-    """Write the pieces at `places`, byte offsets by part, to one file; a piece has at most `size` bytes."""
+    """Copy pieces of the parts to one file and return its record.
+
+    places: the byte offsets of the pieces in each part. size: the bytes of a piece; one at the end of a part may have
+    fewer.
+    """
     with new_file(work / MERGED_NAME) as whole:
         merged = HashedFile(whole, MERGED_NAME)
         for part, starts in zip(parts, places, strict=True):

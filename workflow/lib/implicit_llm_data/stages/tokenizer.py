@@ -26,11 +26,12 @@ class TokenizerError(UserError):
 
 @dataclass(frozen=True)
 class TokenizerConfig:
-    """A tokenizer by `source`: `file`, with an optional sha256; `name` and revision on the hub; or trained.
+    """The settings of a tokenizer; `source` determines which of them are used.
 
-    A tokenizer is trained on about `max_bytes` of the training documents of `corpus`; `corpus_sha256`, a digest of its
-    files, only makes other files another tokenizer. vocab_size: that of the model, at
-    least the tokenizer's number of ids; a trained tokenizer has exactly this many ids, or fewer for a short text.
+    With "file", it is the tokenizer.json `file`, whose `sha256` is checked unless it is None. With "hub", it is that of
+    the model `name` at `revision`. With "trained", it is trained on about `max_bytes` of the training documents of
+    `corpus`. corpus_sha256: a digest of the files of `corpus`, which only distinguishes identities. vocab_size: that of
+    the model, at least the tokenizer's number of ids; a trained tokenizer has this many ids, or fewer for a short text.
     """
 
     source: Literal["file", "hub", "trained"]
@@ -63,7 +64,7 @@ def run(context: StageContext) -> StageResult:
 
 
 def make_tokenizer(config: TokenizerConfig, downloads: Path) -> tuple[bytes, dict[str, int]]:
-    """Return the content of a tokenizer.json that fits the config, and the summary; `downloads` has the fetched files.
+    """Return the content of the configured tokenizer.json and the job's summary; `downloads` has the fetched files.
 
     Raises: TokenizerError, CorpusError, FetchedFilesError.
     """
@@ -77,13 +78,13 @@ def make_tokenizer(config: TokenizerConfig, downloads: Path) -> tuple[bytes, dic
 
 
 def load_tokenizer(data: bytes, where: str) -> Tokenizer:
-    """Return a tokenizer, which neither cuts nor pads texts, from the content of its tokenizer.json.
+    """Return the tokenizer from the content of its tokenizer.json, without truncation and padding.
 
-    Raises: TokenizerError.
+    Raises: TokenizerError that starts with `where`, the name of the source.
     """
     try:
         tokenizer = Tokenizer.from_buffer(data)
-    except Exception as error:  # tokenizers raises nothing more precise
+    except Exception as error:  # the package `tokenizers` raises nothing more precise
         reason = str(error).splitlines()[0][:200]
         raise TokenizerError(f"{where}: no tokenizer.json that `tokenizers` reads ({reason}); give another") from error
     tokenizer.no_truncation()  # saved tokenizers of fine-tuned models often cut texts to a length, or pad them
@@ -130,7 +131,10 @@ def _from_hub(config: TokenizerConfig, downloads: Path) -> bytes:
 
 
 def _train(config: TokenizerConfig, downloads: Path) -> bytes:
-    """Train byte-level BPE that splits text like GPT-2's; equal documents in equal order give equal bytes."""
+    """Train byte-level BPE that splits text into words as GPT-2 does; return the bytes of its tokenizer.json.
+
+    Equal documents in equal order give equal bytes.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

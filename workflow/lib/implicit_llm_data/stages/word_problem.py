@@ -2,8 +2,8 @@
 
     target[0] = input[0]        target[j] = target[j-1] * input[j]
 
-A token is an element's index; with a monoid it is `monoid.order * g + m`, and both factors are multiplied
-independently.
+A token is an element's index. With a monoid it is `monoid.order * g + m`, from the indices of both factors, which are
+multiplied independently. If the configuration names a file of the authors' generator, its sequences replace the draws.
 
 `hard_fraction` is the probability that a position is drawn from the group. Such a hard position is uniform over the
 WHOLE group, including the identity, so a group part differs from the identity with probability hard_fraction * (1 -
@@ -55,7 +55,7 @@ ROW_PADDING = 64
 def run(context: StageContext) -> StageResult:
     """Build the data set that the configuration describes; finished shards of an interrupted attempt are used.
 
-    Raises: ConfigError for a wrong configuration; ReleasedWordsError.
+    Raises: ConfigError for a wrong configuration; ReleasedWordsError; StorageError.
     """
     config = context.settings(WordProblemConfig)
     columns, vocab_size = ("input_ids", "labels"), product_order(config.group, config.monoid)
@@ -174,15 +174,16 @@ class _TokenSampler:
         self._vocab_size = vocab_size
         self._dtype = token_dtype(vocab_size)
         self._monoid_order = self._dtype.type(vocab_size // group_order)
-        # A position is hard if its random byte is below `whole`; if it is equal, the remaining fraction decides.
+        # A position is hard if its random byte is below `whole`. If the byte equals `whole`, the position is hard with
+        # the probability `rest`.
         self._whole_B = np.minimum(np.floor(hard_fraction_B * 256), 255).astype(np.uint8)
         self._rest_B = hard_fraction_B * 256 - self._whole_B
 
     def draw(self, num_positions: int) -> np.ndarray:
         """Return tokens of shape (num_positions, B)."""
         tokens = self._uniform_tokens(num_positions * len(self._whole_B)).reshape(num_positions, -1)
-        # For positions that are not hard, token = monoid_order * g + m loses g. (numpy's `%` is ten times slower than
-        # `//`.)
+        # Subtract the group part `monoid_order * g` of the tokens that are not hard, so that the monoid part m remains.
+        # (numpy's `%`, which would give m, is ten times slower than `//`.)
         group_part = tokens // self._monoid_order
         group_part *= self._draw_hard(num_positions) ^ True
         group_part *= self._monoid_order

@@ -1,11 +1,13 @@
-"""Read a corpus of many documents in many files in constant memory; each shard has whole files.
+"""Read the documents of a corpus of many files in constant memory; each shard consists of whole files.
 
-{"source": "python_library"}
-{"source": "files", "files": ["books.jsonl.gz", "more/*.txt"], "field": "text"}
-{"source": "hub", "dataset": "EleutherAI/the_pile_deduplicated", "split": "train", "field": "text"}
+The configuration names one of three sources:
 
-A file is parquet, JSON lines or plain text; the last two may be compressed. A plain text is one document. For a file of
-any length, only one document (with parquet: one batch of rows) is in memory.
+    {"source": "python_library"}
+    {"source": "files", "files": ["books.jsonl.gz", "more/*.txt"], "field": "text"}
+    {"source": "hub", "dataset": "EleutherAI/the_pile_deduplicated", "split": "train", "field": "text"}
+
+A file is parquet, JSON lines or plain text; JSON lines and plain text may be compressed. A plain-text file is one
+document. However long a file is, only one document (with parquet: one batch of rows) is in memory.
 """
 
 import codecs
@@ -28,12 +30,12 @@ from implicit_llm_contracts.runs.fetched_files import FETCH, HubFiles, fetched_f
 from implicit_llm_contracts.runs.manifest import sha256_of
 from implicit_llm_contracts.runs.places import corpus_files, local_files
 
-# With its copies and tokens, a document needs several times its size in memory. At this size, a hundred long novels, a
-# job stays below 2 GiB.
+# A document needs several times its size in memory, because of its copies and tokens. With documents of at most this
+# size (about a hundred long novels), a job needs less than 2 GiB.
 MAX_DOCUMENT_BYTES = 1 << 27
 
 Split = Literal["train", "test", "validation"]
-PARQUET_ROWS = 64  # rows read at once: enough to hide the cost of a call, and few enough for the memory
+PARQUET_ROWS = 64  # rows read at once: enough to hide the cost of a call, few enough to fit into memory
 
 
 class CorpusError(UserError):
@@ -41,7 +43,11 @@ class CorpusError(UserError):
 
 
 class Document(NamedTuple):
-    """A document. position: the bytes of the stored file read so far. group: the value of the field `split_by`."""
+    """A document as text and as UTF-8.
+
+    position: the bytes of the stored file that have been read at the end of the document; `CorpusShare.documents` adds
+    the sizes of the files before it. group: the value of the field `split_by`; None without this field.
+    """
 
     text: str
     utf8: bytes
@@ -50,7 +56,7 @@ class Document(NamedTuple):
 
     @property
     def split_key(self) -> bytes:
-        """The key that determines the split of the document."""
+        """The bytes that determine the split of the document: its group or, without a group, its text."""
         return self.utf8 if self.group is None else self.group.encode()
 
 
@@ -67,7 +73,7 @@ class TextFormat:
 
     @property
     def fields(self) -> dict[str, str]:
-        """The fields to read, the text first, each with its key in the configuration."""
+        """The fields to read, the text first, each with the configuration key that names it."""
         return {self.field: "field"} | ({self.split_by: "split_by"} if self.split_by else {})
 
 
@@ -85,9 +91,10 @@ class CorpusFile:
 
 @dataclass(frozen=True)
 class DocumentSplit:
-    """Shares of the documents for test and validation, whose sum is below 1; equal keys are in the same split.
+    """The division of documents into splits by a seeded hash of their keys; equal keys are in the same split.
 
-    The test documents do not depend on `validation_fraction`.
+    test_fraction, validation_fraction: the expected shares of distinct keys; their sum must be below 1. The test
+    documents do not depend on `validation_fraction`.
     """
 
     test_fraction: float
@@ -130,7 +137,7 @@ class CorpusShare:
 
 
 def open_share(config: Corpus, downloads: Path, shard: int = 0, num_shards: int = 1) -> CorpusShare:
-    """Return the files number `shard`, `shard + num_shards`, ... of the corpus; `downloads` has the fetched files.
+    """Return the corpus's files `shard`, `shard + num_shards`, ... from 0 on; `downloads` has the fetched files.
 
     Raises: CorpusError for missing files, a file of an unknown kind, or fewer files than shards; FetchedFilesError.
     """
@@ -154,12 +161,13 @@ def open_share(config: Corpus, downloads: Path, shard: int = 0, num_shards: int 
 
 
 def hub_files(wanted: HubFiles, downloads: Path, text_format: TextFormat) -> list[CorpusFile]:
-    """Return the files of a data set of the hub, with names relative to its folder, which are equal on every machine.
+    """Return the files of a data set of the hub. Their names are relative to its folder, so equal on every machine.
 
-    Raises: CorpusError if there are none; FetchedFilesError if the fetch is incomplete or files have changed since.
+    Raises: CorpusError if there are none or one is of an unknown kind; FetchedFilesError if the fetch is incomplete or
+    files have changed since.
     """
     folder, paths = wanted.folder(downloads), fetched_files(wanted, downloads)
-    if paths is None:  # a user copied them: use those with the split in their name, or all if no name has it
+    if paths is None:  # a user copied the files: use those with the split in their name, or all if there are none
         there = [path for path in sorted(folder.rglob("*")) if path.is_file() and is_text(path.name)]
         paths = [path for path in there if wanted.split in words_of(path.relative_to(folder).as_posix())] or there
     if not paths:
@@ -183,7 +191,7 @@ def find_files(patterns: Sequence[str], downloads: Path, text_format: TextFormat
 
 
 def require_planned_files(config: CorpusFiles, share: CorpusShare, digests: Mapping[str, str], downloads: Path) -> None:
-    """Raise CorpusError unless the files of the share are those that `digests` names, with this sha256."""
+    """Raise CorpusError unless `digests` maps exactly the names of the share's files to their sha256."""
     paths = corpus_files(config.files, downloads)
     for name, digest in digests.items():
         if name not in paths:
@@ -191,7 +199,7 @@ def require_planned_files(config: CorpusFiles, share: CorpusShare, digests: Mapp
         if sha256_of(paths[name]) != digest:
             raise CorpusError(f"{paths[name]}: has changed since this job was planned; plan it again")
     names = {file.name for file in share.files}
-    for name in sorted(names ^ digests.keys()):  # a file more or less in the corpus moves others to other shards
+    for name in sorted(names ^ digests.keys()):  # an added or removed file moves others to other shards
         change = "was not among" if name in names else "is no longer among"
         raise CorpusError(f"files: {name} {change} this job's files, as they were planned; plan it again")
 
@@ -199,11 +207,11 @@ def require_planned_files(config: CorpusFiles, share: CorpusShare, digests: Mapp
 # The documentation and sources of the running Python's standard library are a corpus that every machine has. They are
 # read in place. Tests, caches, installed packages and descriptions of this installation are left out.
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
-TOPICS = "pydoc_data/topics.py"  # its texts are separate documents; their form as Python strings is not wanted
+TOPICS = "pydoc_data/topics.py"  # a module of strings; each string is read as a document of its own instead
 
 
 def library_files(text_format: TextFormat) -> list[CorpusFile]:
-    """Return all files, then all chapters of the language reference, in a fixed order.
+    """Return the files of Python's standard library, then the texts of `help()` by topic, in a fixed order.
 
     Raises: CorpusError for a Python without sources.
     """
@@ -220,7 +228,7 @@ def library_files(text_format: TextFormat) -> list[CorpusFile]:
         for name in sorted(names)
         if name != TOPICS
     ]
-    with suppress(ImportError):  # some distributions omit it
+    with suppress(ImportError):  # some distributions of Python omit this module
         from pydoc_data.topics import topics
 
         for topic, text in sorted(topics.items()):  # each text as `help()` shows it
@@ -249,7 +257,10 @@ def _is_wanted(path: Path) -> bool:
 
 
 def stored_file(name: str, path: Path, text_format: TextFormat) -> CorpusFile:
-    """Return the entry of a file. Raises: CorpusError for an unknown ending and, during reading, invalid content."""
+    """Return the corpus file at `path`; its `read` raises CorpusError for content that is unreadable or invalid.
+
+    Raises: CorpusError for an unknown ending of the name.
+    """
     return CorpusFile(name, path.stat().st_size, partial(_read, reader_of(path), path, text_format))
 
 

@@ -51,9 +51,10 @@ _CONTEXT = {"train": "training", "evaluate": "evaluation"}
 
 @dataclass(frozen=True)
 class BridgeState:
-    """The stored state of a run.
+    """The content of `mlflow.json`: how much of a run MLflow has.
 
-    lines_written: lines of the journal. model_id: None before the end of the run, "" for a run without a model.
+    lines_written: the number of the journal's lines that MLflow has. status: that of the MLflow run `run_id`. model_id:
+    the logged model; None before the end of the run, "" for a run without a model.
     """
 
     key: str
@@ -71,7 +72,7 @@ class BridgeState:
 
 
 class Bridge:
-    """A bridge for one thread; other processes may write the same run, one after the other."""
+    """A writer of one run to MLflow, for one thread; a lock makes processes that write the same run take turns."""
 
     def __init__(self, run: TrackedRun) -> None:
         self.run = run
@@ -110,7 +111,7 @@ class Bridge:
             state = None
         self._state = state or BridgeState(secrets.token_hex(16))
         self._save()
-        # An existing run gets tags too: it may resume in another invocation, or be older than a tag.
+        # An existing run gets tags too: it may resume in another invocation, or lack a tag that was introduced later.
         tags = self._tags()
         if self._state.run_id is None:
             started = self.run.times()[0]
@@ -138,7 +139,7 @@ class Bridge:
         return found[0].info.run_id if found else None
 
     def _find_or_create_run(self, tags: Mapping[str, str], started: str | None) -> str:
-        """Return the id of the run whose tag is the key, and create it if necessary. started: ISO time."""
+        """Return the id of the run whose tag is the stored key; create it if necessary. started: ISO time."""
         if found := self._find_run(self._state.key):
             return found
         faults.point("tracker.before_create_run")
@@ -163,7 +164,7 @@ class Bridge:
         self._client.log_batch(self._run_id, params=[*params], tags=[*starmap(RunTag, _short(tags).items())])
 
     def _bring_inputs(self) -> None:
-        """Log the run's inputs: data sets, and the model of another run."""
+        """Log the run's inputs: data sets, and the logged model that it reads."""
         from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModelInput
 
         run, inputs = self.run, []
@@ -298,7 +299,10 @@ class Bridge:
 
 
 def is_complete(work: Path) -> bool:
-    """Return whether MLflow has the whole journal and the status of an ended run; True without a journal."""
+    """Return whether MLflow has the whole journal of an ended run and its status; True without a journal.
+
+    This depends on the files in `work` alone; the store is not read.
+    """
     try:
         lines = (work / JOURNAL).read_bytes().count(b"\n")
     except OSError:
@@ -341,14 +345,14 @@ def mlflow_key(stage: str, key: str) -> str:
 
 
 def in_one_column(values: Mapping[str, float], config: Mapping[str, Any]) -> dict[str, float]:
-    """Return an evaluation's numbers, and those of the model's main mode a second time without the mode.
+    """Return an evaluation's numbers, those of the main mode also under keys that do not name the mode.
 
-    The main mode is an explicit model's only mode, or an implicit model's first one, unless its modes are swept. MLflow
-    then compares the two kinds of model in one column.
+    The main mode is an explicit model's only mode, or an implicit model's first one, unless its modes are swept. With
+    these keys, MLflow compares explicit and implicit models in one column.
     """
     modes = () if config.get("sweep") else config.get("modes") or ()
     main = (PARALLEL, *(mode["name"] for mode in modes[:1]))
-    ends = ["." + re.sub(r"[^\w.-]", "-", name) for name in main]  # the form in which an evaluation names its metrics
+    ends = ["." + re.sub(r"[^\w.-]", "-", name) for name in main]  # the ends of the keys of an evaluation's metrics
     shared = {key.removesuffix(end): value for key, value in values.items() for end in ends if key.endswith(end)}
     return {**values, **shared}
 
@@ -356,9 +360,9 @@ def in_one_column(values: Mapping[str, float], config: Mapping[str, Any]) -> dic
 class Trajectory:
     """A filter that returns the new metrics of each record of a journal; it must get all records from the first on.
 
-    MLflow keeps every point and cannot delete one. After a rewind, the points of repeated steps already exist and are
-    left out. With the same number of processes they are equal, because a resumed run is bitwise equal. With another
-    number they differ; MLflow then keeps the first points, and the journal has both.
+    MLflow keeps every point and cannot delete one. After a rewind, steps are repeated; MLflow has their points already,
+    so the new ones are left out. Both are equal for an equal number of processes, because the resumed run is then
+    bitwise equal. Otherwise they differ; MLflow keeps the first points, and the journal has both.
     """
 
     def __init__(self) -> None:
@@ -387,7 +391,7 @@ def _point(record: Mapping[str, Any]) -> Point | None:
 
 
 def _summary_numbers(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of the summary itself, those of its `metrics`, and the best ones by data set."""
+    """Return the numbers in the summary, in its `metrics`, and in each mapping `best_*`, whose name is a prefix."""
     found = {key: value for key, value in summary.items() if _is_number(value)}
     for key, values in summary.items():
         if isinstance(values, Mapping) and (key == "metrics" or key.startswith("best_")):

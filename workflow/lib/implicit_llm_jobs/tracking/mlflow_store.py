@@ -20,7 +20,7 @@ from implicit_llm_contracts.runs.atomic import fsync_file, remove_temporary, sto
 from implicit_llm_contracts.runs.logs import at_level
 
 SQLITE = "sqlite:///"
-_QUOTED = "sqlite+pysqlite:///file:"  # with the driver's name, because MLflow creates a folder `file:` for SQLITE
+_QUOTED = "sqlite+pysqlite:///file:"  # names the driver, because MLflow creates a folder `file:` for SQLITE
 # Defaults for MLflow. Its telemetry uses the internet, which a cluster's jobs should avoid. Without a pool each call
 # opens the store again, and so finds a new store that replaced a damaged one. We retry a failed request every few
 # seconds, so MLflow itself need not wait long.
@@ -37,7 +37,7 @@ class TrackingError(UserError):
 
 
 def prepare_environment() -> None:
-    """Set MLflow's environment variables; call this before MLflow is imported."""
+    """Set defaults for MLflow's environment variables; call this before MLflow is imported."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"  # MLflow would log the password in the URI
@@ -77,7 +77,7 @@ def initialise(uri: str, *, is_deep: bool = False) -> None:
     path = sqlite_path(uri)
     if path is None:
         return
-    # Processes that create the tables of one store at the same time crash each other; one does it, the others wait.
+    # Processes that create the tables of one store at the same time make each other crash, so only one creates them.
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with alone(path.with_name(f".{path.name}.lock")):
@@ -87,7 +87,7 @@ def initialise(uri: str, *, is_deep: bool = False) -> None:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Wait for a lock on the file `path`, which excludes other processes but not other threads of this one."""
+    """Wait for a lock on the file `path` and hold it; it excludes other processes, but not threads of this process."""
     faults.point("tracker.before_lock")
     # `lockf`, because a data worker that is forked meanwhile would keep a lock of `flock`.
     with open(path, "a", encoding="utf-8") as lock:
@@ -108,7 +108,7 @@ def _is_store(path: Path, *, is_deep: bool) -> bool:
     if not path.exists() or path.stat().st_size == 0:
         return False
     try:
-        # Not read-only: the next writer rolls back what a killed process left of a transaction.
+        # Not read-only: SQLite must be able to roll back the unfinished transaction of a killed process.
         with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True, timeout=60)) as connection:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             found = "ok" if {"alembic_version", "experiments", "runs", "metrics"} <= tables else "another database"
@@ -126,7 +126,7 @@ def _is_store(path: Path, *, is_deep: bool) -> bool:
 
 
 def _create(path: Path) -> None:
-    """Create the tables in a temporary file and rename it, so that an existing store is complete."""
+    """Create the store in a temporary file and rename it to `path`, so that no incomplete store has this name."""
     prepare_environment()
     try:
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore

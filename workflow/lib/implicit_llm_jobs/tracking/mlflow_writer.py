@@ -1,11 +1,12 @@
 """Write the journal of a running stage to MLflow in a thread, and fill a store from the results of finished runs.
 
-`python -m implicit_llm_jobs.tracking.mlflow_writer results/demo` writes the runs that their jobs did not write to the
-end. A call of Snakemake ends with this command if there are such runs.
+`python -m implicit_llm_jobs.tracking.mlflow_writer results/demo` writes the runs that their jobs did not write
+completely. A call of Snakemake ends with this command if there are such runs.
 
 No result depends on MLflow. If MLflow is missing or its store fails, the stage logs this once and continues, and its
-points wait in the journal. Importing MLflow takes longer than most jobs of data sets and reports, which log no points
-while they run. A job that reads such a run writes it to MLflow, or else the call of Snakemake does when it ends.
+points wait in the journal. Most jobs for data sets and reports take less time than an import of MLflow and log no
+points while they run, so under Snakemake they do not write to MLflow. A later job that reads such a run writes it, or
+else the call of Snakemake does when it ends.
 """
 
 import logging
@@ -33,7 +34,7 @@ LONG_DATA = "token_shard"  # the only kind of data set that takes hours and logs
 
 
 class MlflowWriter:
-    """The writer of one stage, which `open_run` creates; without a bridge, it writes nothing."""
+    """A thread that writes the journal of one stage to MLflow, or nothing without a bridge; `open_run` creates it."""
 
     def __init__(self, bridge: Bridge | None) -> None:
         self._bridge = bridge
@@ -44,7 +45,10 @@ class MlflowWriter:
             threading.Thread(target=self._serve, args=(bridge,), name="mlflow-writer", daemon=True).start()
 
     def finish(self, wait_s: float | None = None) -> None:
-        """Wait at most `wait_s` seconds (None: WAIT_S) for a last attempt to write the rest; warn if it did not end."""
+        """Start a last attempt to write the rest and wait for it, at most `wait_s` seconds (None: WAIT_S).
+
+        Log a warning if the attempt does not end in time, unless this writer has logged one before.
+        """
         wait_s = WAIT_S if wait_s is None else wait_s
         self._is_asked.set()
         if self._bridge is not None and not self._is_done.wait(wait_s):
@@ -72,9 +76,10 @@ class MlflowWriter:
 
 
 def open_run(run: TrackedRun) -> MlflowWriter:
-    """Start to write the journal of `run` to its MLflow run, which an earlier attempt may have created.
+    """Return a writer that has started to write the run's journal to MLflow.
 
-    A run that logs no points before its end leaves this to the call of Snakemake that started it, if there is one.
+    It continues the MLflow run of an earlier attempt, if there is one. It writes nothing if MLflow is not installed, or
+    if the run logs no points before its end and a call of Snakemake started it; this call writes the run at its end.
     """
     has_points = run.stage not in ("data", "report") or run.config.get("kind") == LONG_DATA
     if not has_points and current_invocation() is not None:
@@ -90,13 +95,13 @@ def open_run(run: TrackedRun) -> MlflowWriter:
 
 
 def catch_up(run: TrackedRun) -> None:
-    """Write what an earlier process of a finished run could not write."""
+    """Write to MLflow what it lacks of a finished run, for example because the store had failed."""
     if not is_complete(run.work):
         open_run(run).finish()
 
 
 def bring_late_inputs(run: TrackedRun) -> None:
-    """Write the inputs that MLflow lacks, each after the runs that it reads; stop at the first error and log it."""
+    """Write the run's inputs that MLflow lacks, each after its own inputs; stop at the first error and log it."""
     for given in in_order(work for work in run.inputs.values() if not is_complete(work)):
         if is_complete(given.work):
             continue

@@ -39,7 +39,8 @@ def current_invocation() -> dict[str, str | None] | None:
         return None
 
 
-MANY_INPUTS = 200  # more are shards of a large text and are not recorded; their own runs record their origin
+# A run with more inputs reads the shards of a large text. They are not logged, because their own runs log their origin.
+MANY_INPUTS = 200
 _OF_MODELS = ("train", "checkpoint")
 
 
@@ -79,7 +80,7 @@ class TrackedRun:
 
     @property
     def _start(self) -> dict[str, Any]:
-        """The start of the current attempt."""
+        """The record of the last start; empty if the journal has none."""
         return self.starts[-1]
 
     @property
@@ -116,7 +117,7 @@ class TrackedRun:
 
     @property
     def summary(self) -> Mapping[str, Any]:
-        """The headline numbers of the finished run; empty before."""
+        """The main numbers of the finished run; empty before it has finished."""
         return {} if self.manifest is None else self.manifest.summary
 
     def times(self) -> tuple[str | None, str | None]:
@@ -125,7 +126,7 @@ class TrackedRun:
         return (records[0]["time"], records[-1]["time"]) if records else (None, None)
 
     def status(self, records: Iterable[Mapping[str, Any]]) -> str | None:
-        """Return the status of the run after these records of its journal, or None if they do not determine it."""
+        """Return MLflow's status of the run after these records of its journal; None if they do not determine it."""
         if committed(self.work) is not None:
             return "FINISHED"  # also if it was stopped after the commit of its manifest
         return next(reversed([_STATUS[record["name"]] for record in records if record.get("name") in _STATUS]), None)
@@ -180,7 +181,7 @@ class TrackedRun:
         return self.run_dir / folder, digests
 
     def relative(self, path: Path) -> str:
-        """Return the path relative to the parent of the results folder, or unchanged if it or the run is outside."""
+        """Return the path relative to the parent of the results folder; unchanged if the path or the run is outside."""
         folder = self.config_dir.parent.parent
         is_below = experiment_folder(self.run_dir, self.title) is not None and path.is_relative_to(folder)
         return path.relative_to(folder).as_posix() if is_below else path.as_posix()
@@ -229,7 +230,8 @@ def works_below(root: Path) -> list[Path]:
 def in_order(works: Iterable[Path], done: set[Path] | None = None) -> Iterator[TrackedRun]:
     """Yield the runs in these work directories and all runs that they read: each once, after the runs that it reads.
 
-    A directory that does not name its run is left out. done: the directories that were already visited.
+    A directory that does not name its run is left out. done: the directories already visited, to which new ones are
+    added.
     """
     done = set() if done is None else done
     for work in works:
@@ -241,7 +243,7 @@ def in_order(works: Iterable[Path], done: set[Path] | None = None) -> Iterator[T
 
 
 def starts_in(journal: Path) -> list[dict[str, Any]]:
-    """Return the starts of the stage; none for a damaged journal, which the bridge reports later."""
+    """Return the records of the stage's starts; none for a damaged journal, which `Bridge.bring` reports later."""
     try:
         return [record for record in read_records(journal) if record.get("name") == "stage_started"]
     except JournalError:

@@ -46,7 +46,7 @@ from implicit_llm_workflow.node import Node
 
 
 class _DataSet:
-    """A data set. By default its jobs have no inputs, and it has no validation sets."""
+    """The base of all kinds of data sets; by default, a data set has no source jobs and no validation sets."""
 
     def sources(self) -> Iterator[Node]:
         yield from ()
@@ -247,9 +247,9 @@ class LanguageModel(_DataSet):
     """A text as one stream of tokens, in which an end-of-text token separates the documents.
 
     `num_shards`: the number n of jobs that share the corpus. Each job reads every n-th file of the corpus and writes a
-    file for each split. `test_fraction`: the share of documents in the test split; a hash of text and `seed` selects
-    these documents. Evaluations with `split: validation` use `validation` instead of `test`. The test documents do not
-    depend on `validation`.
+    file for each split. `test_fraction`: the share of documents in the test split; a hash of `seed` and the text
+    (or its field `split_by`) selects them. Evaluations with `split: validation` use `validation` instead of `test`. The
+    test documents do not depend on `validation`.
     """
 
     name: str
@@ -311,7 +311,7 @@ class LanguageModel(_DataSet):
         for shard, role in enumerate(self._shards):
             yield Node("data", f"{self.name}-{role}", {**first, "shard": shard}, upstream)
 
-    @cached_property  # every job that reads the text has thousands of shards as inputs
+    @cached_property  # every stream has thousands of shards as inputs
     def _shards(self) -> dict[str, str]:
         """The keys of the jobs that tokenise the shards of the text, by their roles as inputs."""
         roles = (f"shard-{shard:05d}" for shard in range(self.num_shards))

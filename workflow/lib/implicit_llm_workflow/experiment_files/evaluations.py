@@ -49,8 +49,9 @@ class Evaluation:
     def repeats(self, other: Evaluation, *, is_implicit: bool | None) -> bool:
         """Return whether both evaluations compute the same number for a model; `is_implicit` is None if not known.
 
-        For an implicit model, modes are equal if their names are; for any other model, all modes count as equal. An
-        evaluation with a sweep or without modes repeats no other.
+        This requires the same kind and split, a common part of the data, such as a length, and a common mode. Modes of
+        an implicit model are equal if their names are; for any other model, all modes count as equal. An evaluation
+        with a sweep or without modes repeats no other.
         """
         if (self.kind, self.split) != (other.kind, other.split) or self.sweep or other.sweep or not self.modes:
             return False

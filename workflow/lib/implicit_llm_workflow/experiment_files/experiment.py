@@ -213,7 +213,7 @@ def _check_splits(experiment: Experiment) -> None:
 
 
 def _check_repeated(experiment: Experiment) -> None:
-    """Refuse evaluations that repeat a number, because the report would count the second as that of another seed."""
+    """Refuse evaluations that repeat a number, because the report would count its repetition as another seed."""
     for model in experiment.models:
         for first, second in combinations(experiment.evaluations_of(model), 2):
             if first.repeats(second, is_implicit=model.is_implicit):
@@ -226,7 +226,7 @@ def _check_repeated(experiment: Experiment) -> None:
 
 
 def _check_origins(experiment: Experiment) -> None:
-    """Refuse excerpts whose patterns match nothing."""
+    """Raise ConfigError for a pattern of an excerpt that matches nothing."""
     evaluated = {model.name: [item.name for item in experiment.evaluations_of(model)] for model in experiment.models}
     for excerpt in experiment.excerpts.values():
         for index, origin in enumerate(excerpt.from_):

@@ -44,7 +44,7 @@ class PretrainedModel:
                 f"hub, which `git ls-remote https://huggingface.co/{name} HEAD` prints"
             )
         with suppress(ManifestError):
-            # It would load, but no digest of its weights would be in the identity.
+            # A run directory would load, but the identity of the job would have no digest of its weights.
             if folder is not None and (model := Manifest.read(folder / MANIFEST).model_folder) is not None:
                 raise ConfigError(f"{path}: pretrained: {name} is a run directory; give {Path(name, model)}")
         return {"pretrained": name} | ({} if self.revision is None else {"revision": self.revision})
@@ -100,7 +100,7 @@ def model_fields(name: str, where: str) -> dict[str, Any]:
 
 
 def override_fields(fields: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return `fields` with `changes`; numbers get the type of the old value, so that 1 and 1.0 are one identity.
+    """Return `fields` with `changes`; numbers get the type of the old value, so that 1 and 1.0 give one identity.
 
     Raises: ConfigError for vocab_size, solver, a field that the configuration lacks, or a value of another type.
     """
@@ -111,7 +111,7 @@ def override_fields(fields: Mapping[str, Any], changes: Mapping[str, Any], where
     return {**fields, **{key: _like(fields[key], value, f"{where}.{key}") for key, value in changes.items()}}
 
 
-# A configuration of each family of the library, and the fields that this family needs in addition to those of all.
+# For each family of the library: one of its configurations, and the fields that it needs besides those of all families.
 _FAMILIES = {
     "implicit_mamba2": ("mamba2-130m-explicit", ("expand", "head_dim", "state_size", "n_groups", "conv_kernel")),
     "implicit_llama3": ("llama3-130m-explicit", ("num_attention_heads", "intermediate_size")),
@@ -129,7 +129,7 @@ def _check_family(fields: Mapping[str, Any], where: str) -> None:
             raise ConfigError(f"{where}: the key {key!r} is missing; add it, or name the configuration {config}")
 
 
-# The names of sizes in configurations of Hugging Face; their other integers may be 0 or -1.
+# The names of sizes in configurations of Hugging Face; integer fields with other names may be 0 or -1.
 _SIZE = re.compile(
     "(hidden|intermediate|ffn_hidden|state)_size|d_model|n_embd|emb_dim|n_inner|n_positions|"
     "max_position_embeddings|(n|num|num_hidden|num_decoder|decoder)_layers?|"
@@ -140,7 +140,7 @@ _SIZE = re.compile(
 def check_widths(fields: Mapping[str, Any], where: str) -> None:
     """Raise ConfigError, which starts with `where`, for sizes below 1 or for heads that do not fit the width.
 
-    The sizes are checked because a model without layers would train without an error. Of the library's own models
+    The sizes are checked because a model without layers would train without an error. In the library's own models,
     each size must be an integer, and the heads must fit: `head_dim` divides `expand * hidden_size` in Mamba2;
     `num_attention_heads` divides `hidden_size` into heads of even width in Llama3.
     """

@@ -91,7 +91,7 @@ class Override:
 
 @dataclass(frozen=True)
 class RunEntry:
-    """An entry of `runs`: a data set of the experiment, and files of models/, tasks/ and curricula/ by name.
+    """An entry of `runs`, which names a data set of the experiment and files in models/, tasks/ and curricula/.
 
     `seeds`: they determine the initialisation and the order of the data; each trains one model. `override`: changes
     that take precedence over those for all runs. `grid`: axes by name; there is one run at each point,
@@ -155,7 +155,7 @@ class RunBuilder:
     kinds: Kinds
 
     def check_shared(self, runs: Iterable[RunEntry]) -> None:
-        """Refuse a change in `shared` of a phase that no run has. Raises: ConfigError."""
+        """Raise ConfigError if `shared` changes a phase that no run has."""
         names = {name for run in runs for name, _, _ in self._curriculum(run, f"{self.files.source}: runs.{run.name}")}
         check_keys(self.shared.curriculum, names, f"{self.files.source}: override.curriculum")
 
@@ -238,7 +238,10 @@ _Placed = tuple[Mapping[str, Any], str]  # values, or changes of values, with th
 
 
 def _with_changes(first: _Placed, changes: Iterable[_Placed], fill_one: Callable[[Mapping[str, Any], str], T]) -> T:
-    """Return `fill_one` of the values with all changes. Raises: ConfigError that names the first wrong place."""
+    """Merge all changes into the values `first` and return what `fill_one` makes of them.
+
+    Raises: ConfigError; its place is that of the first values or changes that are wrong.
+    """
     steps = [first]
     for changed, at in changes:
         steps.append((_changed(steps[-1][0], changed), at))

@@ -1,6 +1,7 @@
 """Read the YAML files of an experiment as plain dictionaries, check names, and report errors with file and line.
 
-Models, tasks and curricula are in folders of these names beside the experiment file, or else in those of the project.
+Models, tasks and curricula are in folders of these names beside the experiment file, or else in workflow/config/ of the
+project.
 """
 
 import math
@@ -26,13 +27,16 @@ _MAX_DEPTH, _MAX_VALUES = 100, 1_000_000  # more than any experiment has
 
 
 class _Loader(_SafeLoader):
-    """A loader that refuses what YAML would read as something else than its author meant.
+    """A loader that refuses texts to which YAML gives another meaning than their authors expect.
 
     In plain YAML, the last value of a key that occurs twice counts, 010 is eight and 1:30 is ninety.
     """
 
     def get_single_node(self) -> yaml.Node | None:
-        """Return the file as a tree. Raises: ConstructorError for an endless or huge tree, which aliases can make."""
+        """Return the file's tree of nodes; None for an empty file.
+
+        Raises: ConstructorError for a huge or endless tree, which a few aliases can build.
+        """
         root = super().get_single_node()
         waiting = [] if root is None else [(root, 1)]
         for _ in range(_MAX_VALUES):
@@ -182,7 +186,7 @@ def selected(choices: Mapping[str, T], key: str, item: Mapping[str, Any], at: st
     """Return the choice that an entry selects with `key`. Raises: ConfigError that names the nearest valid value."""
     if not isinstance(item, Mapping) or key not in item:
         raise ConfigError(f"{at}: the key {key!r} is missing; add it, one of {', '.join(choices)}")
-    if item[key] not in list(choices):  # a list, because the value may be one that cannot be hashed
+    if item[key] not in list(choices):  # a list, because the value may not be hashable
         raise ConfigError(f"{below(at, key)}: there is no {item[key]!r}; {nearest(str(item[key]), choices)}")
     return choices[item[key]]
 

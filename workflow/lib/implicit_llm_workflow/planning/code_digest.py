@@ -1,10 +1,10 @@
 """Compute one digest of the code that a job's result depends on.
 
-The digest is of syntax trees, so comments and docstrings do not count. It covers the module of the job's stage and
-every project module that this module imports: directly, through other modules, or inside functions. It also covers
-plugins with the files that they declare, and resource files in the packages of these modules. It leaves out
+The digest is computed from syntax trees, so comments and docstrings do not count. It covers the module of the job's
+stage and every project module that this module imports: directly, through other modules, or inside functions. It also
+covers plugins with the files that they declare, and resource files in the packages of these modules. It leaves out
 package `__init__` files (a name imported from a package counts in the module that defines it), modules that only other
-kinds of models run, and the plumbing below, which stores, records and tracks results but does not compute them. A test
+kinds of models run, and the modules in PLUMBING, which store, record and track results but do not compute them. A test
 compares the digest with traces of jobs of every kind.
 
 The code behind a digest is recorded by module and function, so that a later change can be named:
@@ -13,8 +13,8 @@ The code behind a digest is recorded by module and function, so that a later cha
     {"module": "implicit_llm.training.stage", "files": {"implicit_llm_contracts.config.solver": "<sha256>", ...},
      "parts": {"implicit_llm_contracts.config.solver": {"SolverConfig.tol": "<first 16 of a sha256>", ...}}}
 
-The digest follows from `files`, and a record whose digest does not match its name is ignored. The workflow writes the
-records of all jobs before it starts the first job. Results that are older than these records have none.
+The digest is computed from `files`; a record whose name does not match its digest is ignored. The workflow writes the
+records of all jobs before it starts the first job. Results from before records were introduced have none.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ STAGES = {
     "excerpt": REPORT,
 }
 # OF_FAMILY maps `model_type` to the package that only this family runs; only implicit models run OF_IMPLICIT. Jobs of
-# other models import these too, but an import computes nothing. A module that only left-out modules import is left out.
+# other models import these too, but an import computes nothing. A module that is imported by left-out modules alone is
+# left out too.
 OF_FAMILY = {family: f"{LIBRARY}.models.{family.removeprefix('implicit_')}" for family in FAMILY_NAMES}
 OF_IMPLICIT = (f"{LIBRARY}.solver", f"{OF_FAMILY[MAMBA2]}.triton.search")
 RESOURCE_SUFFIXES = {".css", ".html", ".j2", ".js", ".json", ".rst", ".svg", ".txt", ".yaml"}
@@ -143,7 +144,10 @@ def _finders() -> bytes:
 
 
 class Project:
-    """A set of packages. `roots`: their folders by name. `cache`: stores findings about their files."""
+    """A set of packages, whose modules are found by name.
+
+    `roots`: the folders of the packages by name. `cache`: stores what was found in their files.
+    """
 
     plugins: tuple[str, ...] = ()  # the modules of plugins, each of which is a single file
 
@@ -203,7 +207,7 @@ class JobCode:
 
 @functools.cache
 def job_digest(code: JobCode) -> str:
-    """Return the digest of the code that a job can run, which is computed once in a process.
+    """Return the digest of the code that a job can run; the digest is computed once in a process.
 
     Raises: SourceError if a module is missing or invalid.
     """
@@ -292,6 +296,7 @@ def resource_digests(sources: Iterable[SourceModule]) -> dict[str, str]:
     """Return the sha256 of the resource files in and below the folders of the modules, by name.
 
     The library's top folder is left out, because it belongs to all stages. A plugin has the files that it declares.
+    Raises: OSError for a file that cannot be read, such as a missing one that a plugin declares.
     """
     files: dict[str, Path] = {}
     packages: dict[str, Path] = {}
@@ -330,7 +335,10 @@ def reached_sources(entry: str, project: Project, excluded: Iterable[str]) -> di
 
 
 def _defining_modules(imported: Imported, project: Project) -> Iterator[str]:
-    """Yield the imported module, or for names from a package its submodules and the modules that define its exports."""
+    """Yield the imported module or, for names from a package, the modules that define them.
+
+    A name from a package is a submodule, or its `__init__` imports or defines the name.
+    """
     source = project.source(imported.module)
     if source is None:
         return
@@ -393,7 +401,7 @@ class CodeRecord:
 
     @property
     def digest(self) -> str:
-        """The code digest."""
+        """The code digest, computed from `files`."""
         return total_digest(self.files)
 
 
@@ -405,7 +413,7 @@ def code_now(code: JobCode) -> CodeRecord:
 
 
 def record_code(root: Path, codes: Iterable[JobCode], digest_of: Callable[[JobCode], str]) -> None:
-    """Write the records that do not exist yet below `root`."""
+    """Write the missing records of these codes below `root`. Raises: SourceError, StorageError."""
     for code in dict.fromkeys(codes):
         if not record_path(root, digest_of(code)).exists():
             record = code_now(code)
@@ -453,7 +461,7 @@ def changed_files(old: CodeRecord, new: CodeRecord) -> list[str]:
 
 
 def parts_of(tree: ast.Module) -> dict[str, str]:
-    """Return digests of a module's functions, methods, classes and constants, and one of all its other statements."""
+    """Return, by name, a digest of each function, method, class and constant, and one of all other statements."""
     texts: dict[str, list[str]] = {}
     _collect(tree, "", texts)
     return {name: hashlib.sha256("\n".join(text).encode()).hexdigest()[:DIGITS] for name, text in texts.items()}

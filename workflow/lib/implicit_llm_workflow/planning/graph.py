@@ -30,7 +30,8 @@ def build_graph(
 ) -> dict[str, Node]:
     """Return all nodes by key, every node after its inputs. Without `digests`, the content of files does not count.
 
-    recorded: returns the settings of a node's last result, whose digests count if the files are gone.
+    recorded: returns the settings of a node's last result; its digests replace those of files that are gone.
+    Raises: ConfigError for an excerpt with a figure or table that the report lacks.
     """
     files = _Files(digests, recorded)
     nodes = {node.key: files.added_to(node) for node in _all_nodes(experiment)}
@@ -39,10 +40,10 @@ def build_graph(
 
 @dataclass
 class _Files:
-    """The digests of a user's files for the settings of jobs, because other content is other data or another model.
+    """The digests of the user's files; they are added to the settings of jobs, so that changed files change identities.
 
     If the files are gone, for example to save disk space, results that were made from them remain valid: the digests
-    are then those of the last result. An experiment whose pretrained model is gone is refused before.
+    are then those of the last result. Only a pretrained model must exist, or reading the experiment fails.
     """
 
     digests: FileDigests | None
@@ -50,9 +51,10 @@ class _Files:
     corpora: dict[tuple[str, ...], list[tuple[str, str]]] = field(default_factory=dict)
 
     def added_to(self, node: Node) -> Node:
-        """Add the sha256 of the files that the job reads: of a word problem, a tokenizer, a corpus or a model.
+        """Return the node with the sha256 of the files that its job reads; without such files, return it unchanged.
 
-        The sha256 of a pickle file is not added: the user must give it, or the pickle is not read.
+        The files are those of a word problem, a tokenizer, a corpus or a model. The sha256 of a pickle file is not
+        added: the user must give it, or the pickle is not read.
         """
         config, kind, model = node.config, node.config.get("kind"), node.config.get("model", {})
         if kind == WORD_PROBLEM and "file" in config:
@@ -77,7 +79,7 @@ class _Files:
         return None if self.digests is None else self.digests(path)
 
     def _of_corpus(self, node: Node) -> dict[str, Any]:
-        """Return one digest of all files of the corpus and, for a shard, those of its files by name."""
+        """Return one digest of all files of the corpus and, for a shard, the digests of its own files by name."""
         patterns = tuple(node.config["corpus"]["files"])
         if patterns not in self.corpora:
             self.corpora[patterns] = [*self.digests.of_corpus(patterns).items()] if self.digests else []
@@ -92,9 +94,10 @@ class _Files:
 
 
 def _with_plugins(node: Node, nodes: Mapping[str, Node], plugins: Mapping[str, Plugin]) -> Node:
-    """Add the plugins that the job imports: for a page, those with figures or evaluations.
+    """Return the node with the plugins that its job imports in its settings.
 
-    For another job, these are the plugins with a name that occurs in the settings of the job or of its inputs.
+    A report or excerpt imports the plugins with figures or evaluations. Another job imports each plugin that declares a
+    name in the settings of the job or of its inputs.
     """
     if not plugins:
         return node
@@ -187,7 +190,7 @@ def _run_nodes(experiment: Experiment, run: Run) -> Iterator[tuple[dict[str, Any
 
 
 def _peer_nodes(experiment: Experiment, peer: Peer) -> Iterator[tuple[dict[str, Any], Node]]:
-    """Yield the import job of an external baseline and its evaluations, each as `_run_nodes` yields a job."""
+    """Yield the import job of an external baseline and its evaluations, each as its description and its node."""
     job, node = {"run": peer.name, "phase": CHECKPOINT}, Node(CHECKPOINT, peer.name, as_config(peer.checkpoint))
     yield job, node
     yield from _evaluate_nodes(experiment, peer, job, node)

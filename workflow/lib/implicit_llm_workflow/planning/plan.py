@@ -35,7 +35,8 @@ from implicit_llm_workflow.planning.staleness import (
 from implicit_llm_workflow.project_dirs import LOCAL_PROFILE
 
 RESULTS = Path("results")
-DRIVER_RECORD = ".driver.json"  # beside the driver's lock; stores its profile and experiment file, and whether it stops
+# The file beside the driver's lock that stores the profile and experiment file of the driver, and whether it stops.
+DRIVER_RECORD = ".driver.json"
 
 
 PLANNED = "planned"  # the only key of the config file that `write_job_files` writes for the jobs
@@ -69,7 +70,11 @@ class Plan:
         *,
         has_identities: bool = True,
     ) -> None:
-        """Make the plan. Without identities no file is hashed; this is for a job, which gets its identity in a file."""
+        """Build the graph of the jobs. `code_of`: returns the digest of a job's code.
+
+        Without `has_identities`, no file is hashed, and `identities` lack the digests; this is for a job, which gets
+        its identity in a file.
+        """
         self.experiment = experiment
         self.root = results / experiment.name
         digests = FileDigests(results / ".digests.json") if has_identities else None
@@ -116,7 +121,7 @@ class Plan:
         return job_code(node.stage, node.config, source.config.get("model"), self.experiment.kinds)
 
     def record_code(self) -> None:
-        """Record the code of all jobs, so that a later change can be named."""
+        """Write the records of the code of all jobs, from which a later change of the code can be named."""
         record_code(self.root, map(self.code, self.nodes.values()), self.code_of)
 
     def find(self, target: str) -> Node:
@@ -214,7 +219,8 @@ class Plan:
         """Return the jobs whose manifests are the inputs of the node's rule.
 
         Snakemake ignores the age of an `ancient` file only if the file exists. Therefore a fresh job has no input
-        that was freed or will be computed again. A page has no freed input, because it reads only the small files.
+        that was freed or will be computed again. A page (report or excerpt) has no freed input, because it reads only
+        the small files.
         """
         found = {key: self.statuses[key] for key in node.upstream.values()}
         if self.statuses[node.key].state == "fresh":
@@ -222,7 +228,7 @@ class Plan:
         return [self.nodes[key] for key, it in found.items() if not (node.stage in PAGES and it.is_freed)]
 
     def running(self, keys: Iterable[str]) -> set[str]:
-        """Return the keys of the jobs that Snakemake runs for the targets `keys`: those without a fresh result."""
+        """Return the keys of the jobs that Snakemake runs for the jobs `keys`: these and upstream jobs if not fresh."""
         reached, waiting = set(keys), list(keys)
         while waiting:
             new = {item.key for item in self.read_by(self.nodes[waiting.pop()])} - reached

@@ -1,8 +1,9 @@
 """Compare wanted and recorded results: report which are missing, stale or fresh, and why.
 
 A result is fresh if its manifest is where the rule declares it, in the work folder of the wanted fingerprint. Snakemake
-applies the same test and runs the other jobs; this module adds the reason. If somebody deletes the copy of the manifest
-in the run directory, the job checks the files of its result again. The driver replaces a damaged copy.
+applies the same test and runs the jobs without a fresh result; this module adds the reason. If somebody deletes the
+copy of the manifest in the run directory, the result counts as missing, so its job checks the files of the result
+again. The driver replaces a damaged copy.
 
 A result whose larger files were deleted to free the disk is fresh too, until a job that will run reads these files.
 
@@ -131,9 +132,9 @@ def _first(names: Sequence[str]) -> str:
 class Status:
     """The status of a job's result. `why`: the reason for the state; empty for a fresh result that was not accepted.
 
-    `recorded`: the manifest of the wanted result, or else of the result that the run directory shows. `difference`: how
-    that other result differs from the wanted one. `is_declared`: whether the declared manifest exists, which a freed
-    result does not have.
+    `recorded`: the manifest of the wanted result, or else of the result that the run directory shows; None if this is
+    missing or damaged. `difference`: how the shown result differs from the wanted one. `is_declared`: whether the
+    declared manifest exists, which a freed result does not have.
     """
 
     state: Literal["fresh", "stale", "missing"]
@@ -205,7 +206,7 @@ def payload(work: Path) -> list[Path]:
 
 
 def readers(nodes: Mapping[str, Node], key: str) -> list[str]:
-    """Return the jobs that read the larger files of a job.
+    """Return the keys of the jobs that read the larger files of the job `key`.
 
     For a shard these include the readers of its streams, because a stream may point to the files of the shard.
     """
@@ -228,5 +229,5 @@ def needed_again(nodes: Mapping[str, Node], statuses: Mapping[str, Status]) -> d
 
 
 def pointed_to(nodes: Mapping[str, Node], key: str) -> list[str]:
-    """Return the shards that a job has as inputs; a stream of the whole training split points to their files."""
+    """Return the keys of a job's inputs that are shards; a stream of the whole training split points to their files."""
     return [name for name in nodes[key].upstream.values() if nodes[name].config.get("kind") == "token_shard"]
