@@ -102,7 +102,8 @@ class GraphRunner(Runner):
         prefix, length = f.x.prefix, embedding_BLD.shape[1]
         # Without blocks, the empty state and a prefix need different graphs, which would replace each other.
         is_captured = prefix is None or (prefix.valid_BS is None and (solver.block_len or length) < length)
-        is_wanted = self.replays_training and f.model.training and f.valid_BL is None and is_captured
+        has_defaults = f.valid_BL is None and not f.x.has_own_positions
+        is_wanted = self.replays_training and f.model.training and has_defaults and is_captured
         if is_wanted and _can_solve_training(f.model, embedding_BLD):
             solved = self._attempt(f.model, self._solve, f.model, embedding_BLD, f.x.dropout_masks, prefix)
             if solved is not None:
@@ -115,12 +116,13 @@ class GraphRunner(Runner):
         x, length = f.x, embedding_BLD.shape[1]
         width = solver.eval_width(length)
         is_padded = x.valid_BL is not None or (x.prefix is not None and x.prefix.valid_BS is not None)
+        is_replayed = not is_padded and not x.has_own_positions and length % width == 0
         pays = length >= MIN_TOKENS if width == 1 else length >= MIN_BLOCKS * width
         at_once = f.model.solve_at_once(x, width, Search.of(solver, is_training=False)) if pays else None
         if at_once is not None:
             z_BLD, prefix, blocks = at_once
             return z_BLD.to(embedding_BLD.dtype), prefix, gather_blocks(blocks, 1)
-        if pays and length % width == 0 and not is_padded and can_capture(f.model, embedding_BLD.device):
+        if pays and is_replayed and can_capture(f.model, embedding_BLD.device):
             found = self._attempt(f.model, self._evaluate, f.model, embedding_BLD, x.prefix, width)
             if found is not None:
                 return found

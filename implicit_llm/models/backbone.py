@@ -180,10 +180,10 @@ class ImplicitModel(ImplicitPreTrainedModel):
         An explicit model runs its layers once in either mode.
 
         Args: input_ids (B, L) or inputs_embeds (B, L, D). attention_mask (B, past + L): 0 for padding, which may be
-            anywhere in a sequence and never changes the results of the tokens. position_ids: see `stack_input`; passes
-            from CUDA graphs use the default. past_key_values: a cache of converged states, which is advanced in place
-            and passes no gradient. use_cache: whether to create a cache if none is given. output_hidden_states: only
-            for explicit models. eval_mode: replaces the solver's `eval_mode` for this call.
+            anywhere in a sequence and never changes the results of the tokens. position_ids: see `stack_input`; a pass
+            with others than the default runs without CUDA graphs. past_key_values: a cache of converged states, which
+            is advanced in place and passes no gradient. use_cache: whether to create a cache if none is given.
+            output_hidden_states: only for explicit models. eval_mode: replaces the solver's `eval_mode` for this call.
         Raises: ValueError for arguments that contradict each other or have a wrong shape, and for packed documents;
             ConfigError for an unknown `eval_mode`; TypeError for unknown arguments; NonFiniteState, whose message has
             the position within a block, not counting padding; LostGradient; NotImplementedError if an implicit model is
@@ -194,7 +194,8 @@ class ImplicitModel(ImplicitPreTrainedModel):
         cache = self.joined_cache(len(h_BLD), past_key_values, use_cache)
         padding = Padding.of(attention_mask, h_BLD, 0 if cache is None else cache.get_seq_length())
         is_plain = not output_hidden_states and eval_mode is None
-        if cache is not None and is_plain and padding is None:
+        position_ids = self._own_positions(position_ids, h_BLD, cache, padding is not None)
+        if cache is not None and is_plain and padding is None and position_ids is None:
             token = self.runner.next_token(self, h_BLD, cache)
             if token is not None:
                 return ImplicitModelOutput(token[0], cache, None, token[1])
@@ -304,13 +305,10 @@ class ImplicitModel(ImplicitPreTrainedModel):
             count all tokens before a token, but not padding.
         Raises: ValueError for positions that do not increase, as in packed documents.
         """
-        _, length, _ = embedding_BLD.shape
+        has_own_positions = position_ids is not None
         if position_ids is None:
-            position_ids = torch.arange(length, device=embedding_BLD.device)[None]
-            if prefix is not None:
-                past = prefix.length if prefix.valid_BS is None else prefix.valid_BS.sum(1, keepdim=True)
-                position_ids = past + position_ids
-        elif length > 1:
+            position_ids = _default_positions(embedding_BLD, prefix)
+        elif embedding_BLD.shape[1] > 1:
             goes_on = position_ids[:, 1:] > position_ids[:, :-1]
             if not bool((goes_on if valid_BL is None else goes_on | ~valid_BL[:, 1:]).all()):
                 raise ValueError(f"position_ids must increase along a row: {PACKED}")
@@ -326,7 +324,26 @@ class ImplicitModel(ImplicitPreTrainedModel):
             rope=self.rope(position_ids),
             prefix=prefix,
             mesh=mesh,
+            has_own_positions=has_own_positions,
         )
+
+    def _own_positions(
+        self, position_ids: Tensor | None, embedding_BLD: Tensor, cache: ConvergedStateCache | None, is_padded: bool
+    ) -> Tensor | None:
+        """Return `position_ids`, or None if they are the default, which is only found out without padding.
+
+        Raises: ValueError for a wrong shape.
+        """
+        batch, length, _ = embedding_BLD.shape
+        if position_ids is None or (length == 1 and not self.has_growing_state):
+            return None
+        if position_ids.shape not in ((1, length), (batch, length)):
+            raise ValueError(
+                f"position_ids must have the shape (1, {length}) or (batch, length) = {(batch, length)}; got "
+                f"{tuple(position_ids.shape)}"
+            )
+        default = None if is_padded else _default_positions(embedding_BLD, None if cache is None else cache.prefix)
+        return None if default is not None and bool((position_ids == default).all()) else position_ids
 
     def draw_dropout(self, embedding_BLD: Tensor) -> tuple[Tensor, ...] | None:
         """Return a scaled keep-mask (B, L, D) for each layer, or None without dropout or outside training."""
@@ -374,3 +391,11 @@ class RecurrentModel(ImplicitModel):
     base_model_prefix = "backbone"
     _input_embed_layer = "embeddings"
     _final_norm = "norm_f"
+
+
+def _default_positions(embedding_BLD: Tensor, prefix: Prefix | None) -> Tensor:
+    """Return the positions (1 or B, L) which count all tokens before a token, but not padding."""
+    positions_1L = torch.arange(embedding_BLD.shape[1], device=embedding_BLD.device)[None]
+    if prefix is None:
+        return positions_1L
+    return positions_1L + (prefix.length if prefix.valid_BS is None else prefix.valid_BS.sum(1, keepdim=True))

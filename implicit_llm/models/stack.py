@@ -133,6 +133,7 @@ class StackInput:
     rope: the cosines and sines (1 or B, L, half a head's width) of attention layers; None for other layers.
     prefix: the converged state before the block; None if no tokens precede it.
     mesh: the processes over which the layers are sharded (`fully_shard`); None if they are not sharded.
+    has_own_positions: whether the tokens have other positions than the default, which CUDA graphs compute themselves.
     """
 
     weights: tuple[Any, ...]
@@ -142,6 +143,7 @@ class StackInput:
     rope: tuple[Tensor, Tensor] | None = None
     prefix: Prefix | None = None
     mesh: DeviceMesh | None = None
+    has_own_positions: bool = False
 
     @cached_property
     def attention_mask(self) -> Tensor | None:

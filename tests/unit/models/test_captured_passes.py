@@ -192,6 +192,23 @@ def test_captured_evaluation_equals_the_plain_one(config, mode: str) -> None:
         torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("is_training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_the_callers_positions_count_in_captured_passes_too(is_training: bool, stride: int) -> None:
+    graphs, solver = GraphRunner(replays_training=True), {"block_len": 4, "eval_block_len": 4, "eval_mode": "blockwise"}
+    model, ids = _model(LLAMA, **FREE | solver).train(is_training), torch.randint(37, (3, 16))
+    pieces = (stride * torch.arange(16 if is_training else 18))[None].split([16] if is_training else [16, 1, 1], dim=1)
+
+    def act():
+        cache = None if is_training else ConvergedStateCache()
+        with torch.set_grad_enabled(is_training):
+            return [model(ids[:, : p.shape[1]], position_ids=p, past_key_values=cache).logits for p in pieces]
+
+    plain, captured = _by_each_runner(model, act, graphs)
+    torch.testing.assert_close(captured, plain, rtol=1e-3, atol=1e-4)
+    assert bool(graphs.sequences) == (stride == 1)  # only the default positions are replayed
+
+
 def test_a_method_that_remembers_iterates_is_captured_in_evaluation_which_never_uses_it() -> None:
     graphs, ids = GraphRunner(replays_training=True), torch.randint(37, (3, 16))
     solver = {"method": "anderson", "eval_mode": "blockwise", "eval_block_len": 4, "tol": 1e-4, "eval_max_iter": 8}

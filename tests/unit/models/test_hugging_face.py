@@ -68,6 +68,7 @@ def test_in_fp64_losses_and_finite_differences_are_in_fp64(make_model, family: s
         ({"attention_mask": torch.ones(1, 3)}, r"attention_mask must be .*\(1, 5\), 0 where padding; got \(1, 3\)"),
         ({"attention_mask": torch.ones(1, 1, 5, 5)}, "attention_mask must be"),
         ({"position_ids": torch.tensor([[0, 1, 2, 0, 1]])}, "packed documents .* attention_mask"),
+        ({"position_ids": torch.tensor([[3]])}, r"position_ids must have the shape \(1, 5\)"),
     ],
 )
 def test_inputs_that_mean_nothing_are_refused(make_model, family: str, kind: str, inputs, message: str) -> None:
