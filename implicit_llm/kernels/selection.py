@@ -11,7 +11,7 @@ the end of this file. Each reason that a rule passes to `_decide` is logged once
 triton, mamba_ssm and causal_conv1d are imported only if the selected kernels need them and a GPU for them exists.
 
 Shapes: `B` batch, `L` length, `D` model, `E` columns of a projection, `I` inner, `H` heads, `P` head width, `G` groups,
-`N` state, `C` channels, `K` width of the convolution.
+`N` state, `C` channels, `K` width of the convolution, `T` tokens, `U` vocabulary, rounded up.
 """
 
 import importlib
@@ -87,7 +87,7 @@ def select_kernels(choice: KernelChoice = "auto") -> Backend:
 
 
 def select_kernels_for(device: str, choice: KernelChoice) -> Backend:
-    """Select kernels by `select_kernels`; but for device `cpu`, `auto` selects `torch`.
+    """Select kernels by `select_kernels`, except that `auto` for the device `cpu` selects `torch`.
 
     In that case the environment variable IMPLICIT_LLM_KERNELS is ignored. Raises: KernelsUnavailable.
     """
@@ -227,7 +227,7 @@ def norm_runs_on_triton(x_BLD: Tensor) -> bool:
 
 
 def scan_runs_on_triton(projected_BLE: Tensor, valid_BL: Tensor | None, sizes: tuple[int, int, int], taps: int) -> bool:
-    """Return whether our kernels compute a whole mixer; never with gradients enabled or with padding.
+    """Return whether our kernels compute a whole mixer; never with gradients enabled or with `valid_BL`.
 
     sizes: (P, G, N). taps: the width of the convolution.
     """
@@ -239,7 +239,7 @@ def scan_runs_on_triton(projected_BLE: Tensor, valid_BL: Tensor | None, sizes: t
 def trained_scan_runs_on_triton(
     projected_BLE: Tensor, valid_BL: Tensor | None, sizes: tuple[int, int, int], taps: int
 ) -> bool:
-    """Return whether our kernels compute a whole mixer and its gradients; never with padding.
+    """Return whether our kernels compute a whole mixer and its gradients; never with `valid_BL` or in TF32.
 
     These kernels compute no gradient of the state before the sequence. sizes, taps: see `scan_runs_on_triton`.
     """
@@ -309,7 +309,7 @@ def _unfit_mixer(projected_BLE: Tensor, sizes: tuple[int, int, int], taps: int, 
 
 
 def judge_runs_on_triton(z_BLD: Tensor, stop: str) -> bool:
-    """Return whether Triton kernels apply the stopping rule `stop`, "sequence" or "token", to z; log nothing."""
+    """Return whether Triton kernels apply the rule `stop` to z, which must be "sequence" or "token"; log nothing."""
     if not _uses_triton() or stop not in ("sequence", "token"):
         return False
     return _unfit(z_BLD) is None and z_BLD.shape[2] <= MAX_JUDGED_WIDTH and len(z_BLD) <= MAX_GRID

@@ -67,7 +67,7 @@ class Search:
 
 
 def unrolled_pass(f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig) -> tuple[Tensor, SolverStats]:
-    """Run `num_unroll` differentiated iterations, of which all except the first are damped by tau."""
+    """Run `num_unroll` differentiated iterations; tau damps all of them except the first."""
     z_BLD = f(z0_BLD)
     for _ in range(solver.num_unroll - 1):
         z_BLD = torch.lerp(z_BLD, f(z_BLD), solver.tau)

@@ -3,8 +3,8 @@
 The processes of a job report in a folder on a file system that all nodes share:
 
     ready-<node>-<rank>     the id of a process that can handle stop signals
-    end-<rank>.json         how a process ended that failed or was stopped
-    deaths-<node>.json      the processes of a node that ended with an error, as its launcher saw them
+    end-<rank>.json         why a process ends that fails or is stopped, as it recorded itself
+    deaths-<node>.json      the processes on a node that ended with an error, as their launcher recorded
 
 The executor reads the progress of a job and the reason of its failure from the file that SUBMITIT_JOB_STATUS names:
 
@@ -149,7 +149,7 @@ def judge(code: int, ends: list[ProcessEnd], deaths: list[Death]) -> ProcessEnd:
 
 
 def start_attempt() -> None:
-    """Delete the reason why an earlier attempt failed from the status file, but keep the attempt's progress."""
+    """Delete an earlier attempt's failure from the status file, but keep its progress."""
     _change(lambda values: {key: value for key, value in values.items() if key == "progress"})
 
 

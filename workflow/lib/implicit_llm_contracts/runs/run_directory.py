@@ -3,7 +3,7 @@
     results/<config>/<stage>/<name>/
         manifest.json, provenance.json     copies from the work folder of the published result
         job.log                            a link to the log of all starts of that result
-        work/.lock
+        work/.lock                         held by the job that writes here
         work/<first 16 of fingerprint>/    all files of one identity: artifacts, journal.jsonl, provenance.json, ...
             commit.json                    the manifest; a result without it is not finished
             manifest.json                  a copy of commit.json for Snakemake, which runs the job if it is missing
@@ -75,7 +75,7 @@ def locked(path: Path, busy: Callable[[str], UserError]) -> Iterator[None]:
         os.pwrite(descriptor, f"{_this_process()}\n".encode(), 0)
         yield
     finally:
-        if descriptor in _held_locks:  # false in a forked child, which has closed it
+        if descriptor in _held_locks:  # false in a forked child, which has closed the descriptor
             _held_locks.remove(descriptor)
             os.close(descriptor)
 
