@@ -20,7 +20,7 @@ def choose_device(wanted: str) -> str:
 
 
 def set_up_torch(device: str = "auto", kernels: KernelChoice = "auto", threads: int | None = None) -> str:
-    """Choose the device; set kernels and CPU threads of the process, and turn off transformers' progress bars.
+    """Choose the device, set kernels and CPU threads of the process, and turn off transformers' progress bars.
 
     threads: None keeps PyTorch's default number.
     Returns: "cpu" or "cuda". Raises: NoGpu, KernelsUnavailable.

@@ -125,7 +125,7 @@ def _missing_for_triton() -> str | None:
 def _mamba_module(name: str) -> ModuleType:
     """Import a module of mamba_ssm without mamba_ssm/__init__, which imports compiled parts that we do not need.
 
-    In sys.modules, an empty package replaces mamba_ssm, unless it was imported before. Raises: any error of the import.
+    An empty package becomes `mamba_ssm` in sys.modules, if it is not imported yet. Raises: any error of the import.
     """
     if "mamba_ssm" not in sys.modules:
         spec = importlib.util.find_spec("mamba_ssm")
@@ -309,7 +309,10 @@ def _unfit_mixer(projected_BLE: Tensor, sizes: tuple[int, int, int], taps: int, 
 
 
 def judge_runs_on_triton(z_BLD: Tensor, stop: str) -> bool:
-    """Return whether Triton kernels apply the rule `stop` to z, which must be "sequence" or "token"; log nothing."""
+    """Return whether Triton kernels can apply `stop` to z; only the rules "sequence" and "token" have kernels.
+
+    This rule logs nothing.
+    """
     if not _uses_triton() or stop not in ("sequence", "token"):
         return False
     return _unfit(z_BLD) is None and z_BLD.shape[2] <= MAX_JUDGED_WIDTH and len(z_BLD) <= MAX_GRID

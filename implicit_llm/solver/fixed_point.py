@@ -71,7 +71,7 @@ class Best:
         return True
 
     def take(self, active_A: Tensor, z: tuple[Tensor, Tensor, Tensor], rule: Rule) -> None:
-        """Record an iteration (z, f(z), next z) of the sequences `active_A`, except those that are already done."""
+        """Record an iteration (z, f(z), next z) for the sequences of `active_A` that are not done."""
         if judge_runs_on_triton(z[1], rule.stop):
             from implicit_llm.kernels.triton import convergence
 

@@ -96,9 +96,9 @@ class _Derivative(torch.autograd.Function):
 
 
 class _OnceDifferentiable(torch.autograd.Function):
-    """A copy of a solved u that raises NotImplementedError for second derivatives, which autograd would get wrong.
+    """A copy of a solved u that raises NotImplementedError for second derivatives.
 
-    Autograd would treat u as a constant.
+    Without it, autograd would treat u as a constant and return wrong second derivatives.
     """
 
     generate_vmap_rule = True  # jacrev computes many gradients at once

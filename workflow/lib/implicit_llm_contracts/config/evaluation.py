@@ -263,9 +263,9 @@ class DualityConfig(InModes):
 class JacobianConfig(AsGiven):
     """The Jacobian of a layer's state at tokens of the test sequences.
 
-    `positions`: the tokens at which it is computed, counted from 1. If empty: at most 16 tokens, spread evenly from the
-    second to the last one, or to the 256th in a longer sequence. `num_sequences`: the number of sequences, which are
-    the first of the shortest test set. The defaults give 128 or more tokens in total if sequences have at least 16.
+    `positions`: the tokens at which to compute the Jacobian, counted from 1. If empty: at most 16 tokens, spread evenly
+    from the second to the last one, or to the 256th in a longer sequence. `num_sequences`: the number of sequences, the
+    first ones of the shortest test set. The defaults give 128 or more tokens in total if sequences have at least 16.
     `checked_rows`: at the last position of each sequence, this many rows of the Jacobian are compared with autograd
     through the iteration; each row costs a solve.
     """

@@ -94,9 +94,10 @@ def training_flops(
 def last_evaluations(solver: SolverConfig | Mapping[str, Any] | None) -> int:
     """Return the number of evaluations of f after the solve in a training step; 1 for an explicit model.
 
-    In `mode: unrolled` they are the unrolled iterations. The step differentiates all of them. With `gradient: series` a
-    free pass differentiates only the last one, and its backward pass has `series_products` instead of the others. The
-    products that solve for an implicit gradient are not counted, because their number depends on the data.
+    In `mode: unrolled` these are the unrolled iterations. The step differentiates each of these evaluations, except in
+    a free pass with `gradient: series`, which differentiates only the last one and has `series_products` in its
+    backward pass. The products that solve for an implicit gradient are not counted, because their number depends on the
+    data.
     """
     if solver is None:
         return 1

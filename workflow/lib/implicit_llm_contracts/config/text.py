@@ -167,7 +167,7 @@ class TokenShardConfig:
     """The shard `shard` of a text that is divided into `num_shards`. Every field is part of its identity.
 
     corpus_sha256: a digest of all files of a corpus of files. file_sha256: the digests of this shard's files by name.
-    Both are None for another corpus, and if the files were gone when the job was first planned.
+    Both are None for other kinds of corpus, and if the files were missing when the job was first planned.
     """
 
     corpus: Corpus

@@ -3,8 +3,8 @@
 The processes of a job report in a folder on a file system that all nodes share:
 
     ready-<node>-<rank>     the id of a process that can handle stop signals
-    end-<rank>.json         why a process ends that fails or is stopped, as it recorded itself
-    deaths-<node>.json      the processes on a node that ended with an error, as their launcher recorded
+    end-<rank>.json         why a process fails or stops, recorded by the process itself
+    deaths-<node>.json      the processes of a node that ended with an error, recorded by their launcher
 
 The executor reads the progress of a job and the reason of its failure from the file that SUBMITIT_JOB_STATUS names:
 

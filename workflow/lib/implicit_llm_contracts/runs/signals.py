@@ -36,7 +36,7 @@ def restore(number: signal.Signals, previous: object) -> None:
 
 
 def _hold_back() -> None:
-    """Block handled signals before a fork; the child would lose a signal that arrives before it drops its handlers."""
+    """Block handled signals before a fork, because the child would lose them until it has dropped its handlers."""
     _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _handled)
 
 
