@@ -128,7 +128,10 @@ class GraphRunner(Runner):
         return super().evaluation_pass(f, embedding_BLD, solver)
 
     def _attempt(self, model: ImplicitModel, replay: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
-        """Return the result of `replay`, or None if a capture fails; the model may then get a plain runner."""
+        """Return the result of `replay`; if a capture fails, log a warning and return None.
+
+        After a failure the model gets a plain runner; with a reducer, only if a training step failed.
+        """
         try:
             return replay(*args, **kwargs)
         except CaptureFailed as error:

@@ -18,7 +18,7 @@ from triton.language import constexpr
 
 from implicit_llm.kernels.triton.memory import wide
 
-ENTRIES_PER_THREAD = 8  # 16 bytes of bf16, the widest load of a GPU
+ENTRIES_PER_THREAD = 8  # 16 bytes of bf16, the widest load of a thread
 MIN_WARPS, MAX_WARPS = 4, 32
 FORWARD_WARPS, BACKWARD_WARPS = 32, 16  # warps of a multiprocessor at once, with 64 and 128 registers per thread
 STAGES = 3  # at most; the pipeline loads the rows of later iterations while it processes the rows of this one

@@ -22,7 +22,7 @@ from implicit_llm_contracts.config.values import (
 from implicit_llm_contracts.errors import UserError, refuse_if
 from implicit_llm_contracts.hints import nearest
 
-PARALLEL = "parallel"  # the one mode of an explicit model
+PARALLEL = "parallel"  # the mode of an explicit model, which evaluates all tokens at once
 SEQUENTIAL = "sequential"
 COSTS = ("f_evaluations_per_token", "unconverged_share")  # numbers that records of every kind may have
 # The mode of `implicit-llm evaluate` that solves simultaneously and stops by the released code's criterion: a relative
@@ -31,7 +31,7 @@ RELEASED_CRITERION = "released-criterion"
 
 # The stopping rule "batch" couples the sequences of a batch, so the batch size changes the numbers and is fixed.
 COUPLED_BATCH_SIZE = 64
-# The harness's default number of draws for the standard error of a perplexity.
+# The default number of draws of the Language Model Evaluation Harness, for the standard error of a perplexity.
 BOOTSTRAP_DRAWS = 100_000
 AtLeastTwo = Annotated[int, Only(lambda value: value >= 2, "an integer of at least 2")]
 EXAMPLE = "{name: blockwise-8-token, eval_mode: blockwise, eval_block_len: 8, eval_stop: token}"
@@ -279,7 +279,7 @@ class JacobianConfig(AsGiven):
 
 @dataclass(frozen=True)
 class LmEvalConfig(InModes):
-    """Downstream tasks of the harness by name, each with the metrics that its YAML file names.
+    """Downstream tasks of the Language Model Evaluation Harness by name, with the metrics that their YAML files name.
 
     `limit`: the maximum number of documents per task; None for all. `task_path`: a folder of further tasks.
     `task_files`: the sha256 of each file of this folder by its path there; None skips the check. `precision`: bf16 runs

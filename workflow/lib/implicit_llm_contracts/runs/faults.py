@@ -19,7 +19,7 @@ _hits: Counter[str] = Counter()
 
 
 class FaultInjected(Exception):
-    """A fault point of the kind `raise` was passed."""
+    """The process passed a point at which a fault of the kind `raise` was injected."""
 
 
 def point(name: str) -> None:
