@@ -156,7 +156,7 @@ def read(path: Path) -> list[Point]:
 
 
 def points_of(records: Iterable[Mapping[str, Any]]) -> list[Point]:
-    """Return the points of these records; a rewind drops the points before it whose step is larger than its own."""
+    """Return the points of these records; a rewind to step n drops the earlier points of steps above n."""
     points: list[Point] = []
     for record in records:
         if record["kind"] == "metrics":
