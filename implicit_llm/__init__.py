@@ -1,7 +1,7 @@
 """Implicit language models are Mamba2 and Llama models that iterate their layer stack to a fixed point z* = f(z*, x).
 
-Importing this package registers `implicit_mamba2`, `implicit_llama3` and a baseline `lstm` with Hugging Face's Auto
-classes.
+Importing this package registers `implicit_mamba2`, `implicit_llama3` and the baseline `lstm` with Hugging Face's Auto
+classes, and lets models run from CUDA graphs (`GraphRunner`).
 """
 
 from implicit_llm.cuda_graphs.runner import GraphRunner

@@ -12,7 +12,7 @@ class NoGpu(UserError):
 
 
 def choose_device(wanted: str) -> str:
-    """Return cpu or cuda; `auto` chooses a GPU if there is one. Raises: NoGpu."""
+    """Return "cpu" or "cuda"; "auto" chooses a GPU if there is one. Raises: NoGpu for "cuda" without a GPU."""
     has_gpu = torch.cuda.is_available()
     if wanted == "cuda" and not has_gpu:
         raise NoGpu("device: cuda was asked for and PyTorch finds no GPU; use --device auto or cpu")
@@ -20,10 +20,10 @@ def choose_device(wanted: str) -> str:
 
 
 def set_up_torch(device: str = "auto", kernels: KernelChoice = "auto", threads: int | None = None) -> str:
-    """Choose device, kernels and number of CPU threads for the whole process, and turn off transformers' progress bars.
+    """Choose the device, set kernels and CPU threads of the process, and turn off transformers' progress bars.
 
     threads: None keeps PyTorch's default number.
-    Returns: cpu or cuda. Raises: NoGpu, KernelsUnavailable.
+    Returns: "cpu" or "cuda". Raises: NoGpu, KernelsUnavailable.
     """
     logging.disable_progress_bar()
     if threads is not None:

@@ -4,8 +4,8 @@ An iteration launches dozens of small kernels per layer, and launching them take
 on a block is captured once, over tensors at fixed addresses. `begin` computes the injection. `iterate` evaluates f,
 updates z and marks the sequences that are done. `compact` moves the sequences that are not done into tensors for half
 as many sequences. `close` evaluates one undamped f and replaces the old states. The host checks only every few
-iterations how many sequences are not done. Decoding solves a block of one token, sequential mode one such block after
-another; blockwise evaluation and training solve longer blocks. An explicit model needs only `close`.
+iterations how many sequences are not done. Decoding and sequential mode solve blocks of one token; blockwise evaluation
+and training solve longer blocks. An explicit model needs only `close`.
 
 Shapes: `B` sequences, `A` of them not known to be done, `W` tokens of a block, `D` model.
 """
@@ -38,7 +38,7 @@ MIN_COMPACTED = 16  # number of sequences below which a smaller batch saves noth
 
 @torch.no_grad()
 def empty_prefix(model: ImplicitModel, embedding_BWD: Tensor) -> Prefix:
-    """Return the state before the first token, in the layers' own shapes: zeros, or no keys and values."""
+    """Return the state before the first token in the layers' own shapes: zeros, or keys and values of no tokens."""
     x = model.stack_input(embedding_BWD, None, None, None)
     after = Prefix(model.apply_stack(torch.zeros_like(embedding_BWD), x, return_states=True)[1], 0)
     return after.first(0) if model.has_growing_state else after.map(torch.zeros_like)
@@ -95,7 +95,7 @@ class OpenSequences:
 
 
 class BlockGraph:
-    """The graphs of one model and setting, with the states that they carry from block to block.
+    """The graphs of one model and setting, with the states that they carry from block to block. Raises: CaptureFailed.
 
     prefix: the state before the first block, which is copied; required if the setting has `with_state`. room: the
     number of tokens that fit into growing states, including those of the prefix. has_masks: whether each `begin` gets
@@ -114,7 +114,7 @@ class BlockGraph:
     ) -> None:
         self.setting = setting
         self.length = 0 if prefix is None else prefix.length
-        self._model = cast("ImplicitModel", weakref.proxy(model))  # weak because its runner owns this object
+        self._model = cast("ImplicitModel", weakref.proxy(model))  # weak because the model's runner owns this object
         self.room = room
         parameter = next(model.parameters())
         shape = (setting.batch, setting.width, model.config.hidden_size)
@@ -134,12 +134,12 @@ class BlockGraph:
             self._best = Best(self._embedding)
             self._search = Search.of(solver, is_training=setting.is_training)
             self._num_iter = 0  # the most iterations of a sequence in the previous block of one token
-            self._update = self._search.update()  # one for all blocks, because no captured method remembers iterates
+            self._update = self._search.update()  # shared by all blocks, because no captured method remembers iterates
         self._capture_all()
 
     @torch.no_grad()
     def begin(self, embedding_BWD: Tensor, masks: tuple[Tensor, ...] | None = None) -> None:
-        """Start the next block with this input and the states after the previous block."""
+        """Copy in the next block's input and dropout masks; the block starts from the states after the previous one."""
         self._embedding.copy_(embedding_BWD)
         for mine, mask in zip(self._masks or (), masks or (), strict=True):
             mine.copy_(mask)
@@ -204,7 +204,7 @@ class BlockGraph:
 
     @torch.no_grad()
     def restart(self, prefix: Prefix | None = None) -> None:
-        """Copy in the state before the next block (None: the empty state); growing states must fit into the room."""
+        """Copy in the state before the next block (None: the empty state). Growing states must fit into the room."""
         self.length = 0 if prefix is None else prefix.length
         self._position.copy_(torch.arange(self.length, self.length + self.setting.width, device=self._position.device))
         if prefix is None:

@@ -29,9 +29,9 @@ class Recorder:
         self._pool: Any = None
 
     def capture(self, part: Callable[[], None], rehearsal: Callable[[], None] | None = None) -> torch.cuda.CUDAGraph:
-        """Run `part` eagerly, record it, and replay it once, so that its tensors have values.
+        """Run `part` eagerly, record it, and replay it once, so that its tensors have values; return the graph.
 
-        rehearsal: runs eagerly in place of a collective `part`, which is then only recorded, not replayed.
+        rehearsal: runs eagerly in place of a collective `part`, which is then recorded but not replayed.
         The random state of the device does not change. Raises: CaptureFailed.
         """
         try:

@@ -29,10 +29,11 @@ from implicit_llm.solver.passes import Search
 from implicit_llm.solver.stats import Block, SolverStats, gather_blocks
 from implicit_llm_contracts.config.solver import SolverConfig
 
-# The fewest single tokens, and longer blocks, for graphs: a capture costs as much as a few blocks without graphs.
+# The fewest blocks of one token, and of several tokens, for which graphs are used: a capture costs as much as a few
+# blocks without graphs.
 MIN_TOKENS, MIN_BLOCKS = 16, 4
-EAGER_TOKENS = 4  # tokens of a cache before its first capture, because a capture costs as much as a few tokens
-ROOM_TOKENS = 256  # step by which the room for keys and values grows; each time the graphs are captured again
+EAGER_TOKENS = 4  # tokens decoded for a cache before its first capture, because a capture costs as much as a few tokens
+ROOM_TOKENS = 256  # step by which the room for keys and values grows; each step needs a new capture
 
 _log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -48,7 +49,7 @@ def can_capture(model: ImplicitModel, device: torch.device) -> bool:
 class Decoder:
     """The graphs that decode single tokens for one cache and carry its states.
 
-    tokens: how many were decoded so far. graph: None while tokens still run without a graph.
+    tokens: the number of tokens decoded so far. graph: None while tokens still run without a graph.
     """
 
     tokens: int = 0
@@ -56,7 +57,7 @@ class Decoder:
 
 
 class GraphRunner(Runner):
-    """A runner that replays single tokens and evaluation in blocks; with `replays_training` also training passes.
+    """A runner that replays decoding and evaluation in blocks; with `replays_training` it also replays training passes.
 
     If a capture fails, the model gets a plain `Runner` instead; with a reducer only if it fails in a training step.
     step: the graph of the newest whole training step. sequences: the graphs that solve blocks, in training (True) and
@@ -129,7 +130,10 @@ class GraphRunner(Runner):
         return super().evaluation_pass(f, embedding_BLD, solver)
 
     def _attempt(self, model: ImplicitModel, replay: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
-        """Return the result of `replay`, or None if a capture fails; the model may then get a plain runner."""
+        """Return the result of `replay`; if a capture fails, log a warning and return None.
+
+        After a failure the model gets a plain runner; with a reducer, only if a training step failed.
+        """
         try:
             return replay(*args, **kwargs)
         except CaptureFailed as error:
@@ -140,7 +144,7 @@ class GraphRunner(Runner):
             return None
 
     def _can_step(self, model: ImplicitForCausalLM, ids_BL: Tensor, cache: ConvergedStateCache | None) -> bool:
-        """Return whether to run this training step from a graph: graphs are wanted, and one can record the step.
+        """Return whether to run this training step from a graph: graphs are wanted, and a graph can record the step.
 
         fp16 is excluded, because its loss is scaled before the backward pass and the graph would not apply the scale.
         """
@@ -165,9 +169,10 @@ class GraphRunner(Runner):
         labels_BL: Tensor,
         cache: ConvergedStateCache | None,
     ) -> TrainingStep:
-        """Run a training step from its graph, which is captured first if needed; collective if there is a reducer.
+        """Run a training step from its graph, which is captured first if needed, and advance `cache`.
 
-        Raises: NonFiniteState; CaptureFailed. If a new step fails on one rank, the call raises CaptureFailed on all.
+        With a reducer, the call is collective: if a capture fails on one rank, it raises CaptureFailed on all ranks.
+        Raises: NonFiniteState, CaptureFailed.
         """
         is_new = self.step is None or self.step.setting != setting
         failure: CaptureFailed | None = None
@@ -193,7 +198,10 @@ class GraphRunner(Runner):
     def _replay_token(
         self, decoder: Decoder, model: ImplicitModel, embedding_B1D: Tensor, cache: ConvergedStateCache
     ) -> Token | None:
-        """Return a token from a graph, or None while tokens run without one. Raises: CaptureFailed, NonFiniteState."""
+        """Run one token's pass from a graph and advance the cache; return None while tokens run without a graph.
+
+        Raises: CaptureFailed, NonFiniteState.
+        """
         assert cache.prefix is not None
         graph, setting, tokens = decoder.graph, BlockSetting.of(model, embedding_B1D), cache.prefix.length + 1
         if graph is None or not graph.holds(cache.prefix) or not graph.fits(setting, tokens):
@@ -229,7 +237,7 @@ class GraphRunner(Runner):
         masks: tuple[Tensor, ...] | None,
         prefix: Prefix | None = None,
     ) -> tuple[Tensor, list[Block]]:
-        """Run the solver's part of a training pass with graphs. Raises: CaptureFailed, NonFiniteState."""
+        """Run the solver's part of a training pass from graphs. Raises: CaptureFailed, NonFiniteState."""
         solver, length = model.solver, embedding_BLD.shape[1]
         assert solver is not None
         width = min(solver.block_len or length, length)
@@ -242,7 +250,7 @@ class GraphRunner(Runner):
     def _evaluate(
         self, model: ImplicitModel, embedding_BLD: Tensor, prefix: Prefix | None, width: int
     ) -> tuple[Tensor, Prefix, SolverStats]:
-        """Run an evaluation pass with graphs, in blocks of `width` tokens. Raises: CaptureFailed, NonFiniteState."""
+        """Run an evaluation pass from graphs, in blocks of `width` tokens. Raises: CaptureFailed, NonFiniteState."""
         graph = self._graph_of(model, embedding_BLD[:, :width], prefix, room_tokens=embedding_BLD.shape[1])
         z_BLD, blocks = _solve_blocks(graph, embedding_BLD, width)
         return z_BLD, graph.prefix().without_room().map(Tensor.clone), gather_blocks(blocks, 1)
@@ -257,9 +265,9 @@ class GraphRunner(Runner):
         has_masks: bool = False,
         room_tokens: int = 0,
     ) -> BlockGraph:
-        """Return the graph for sequences after `prefix`; capture one if the stored graph does not fit.
+        """Return the graph for sequences after `prefix`, and capture it if the stored graph does not fit.
 
-        room_tokens: the tokens of a sequence after the prefix.
+        room_tokens: the tokens of a sequence after the prefix. Raises: CaptureFailed.
         """
         setting = BlockSetting.of(model, embedding_BWD, with_state=with_state)
         kept = self.sequences.get(model.training)
@@ -285,9 +293,10 @@ def _solve_blocks(
     *,
     closes: bool = True,
 ) -> tuple[Tensor, list[Block]]:
-    """Return z (B, L, D) and the statistics of each block.
+    """Solve all blocks of `width` tokens; return z (B, L, D) and the length and statistics of each block.
 
-    Without `closes` there is one block. Its z is the solver's own, in a tensor that the next solve overwrites.
+    With `closes`, one f closes each block. Without it there must be one block, whose z is the solver's own, in a tensor
+    that the next solve overwrites. Raises: NonFiniteState.
     """
     parts: list[Tensor] = []
     blocks: list[Block] = []
@@ -302,7 +311,7 @@ def _solve_blocks(
 def _can_solve_training(model: ImplicitModel, input_BL: Tensor) -> bool:
     """Return whether graphs can solve a training pass over ids (B, L) or embeddings.
 
-    Blocks must be equally long, and the method plain or damped, because others may remember iterates.
+    Blocks must be equally long, and the method plain or damped, because other methods may remember iterates.
     """
     assert model.solver is not None
     has_memory = model.solver.method not in ("plain", "damped")

@@ -64,7 +64,7 @@ class StepSetting:
 
 
 class StepGraph:
-    """The captured step of one model and setting."""
+    """The training step of one model and setting, captured when the object is created. Raises: CaptureFailed."""
 
     def __init__(self, setting: StepSetting, model: ImplicitForCausalLM, ids_BL: Tensor) -> None:
         self.setting = setting
@@ -87,7 +87,7 @@ class StepGraph:
         self.num_replays = 0
 
     def prepare(self, ids_BL: Tensor, labels_BL: Tensor, before: Prefix | None, solve: Solve) -> None:
-        """Copy in a batch and the state before it (None if empty), and run the solver's part of the pass by `solve`.
+        """Copy in a batch and the state before it (None if empty); in a free pass, run the solver's part by `solve`.
 
         If an iterate is NaN or infinite, `replay` raises the error. Raises: CaptureFailed.
         """
@@ -111,9 +111,10 @@ class StepGraph:
     def replay(self) -> TrainingStep:
         """Run the pass of the batch that `prepare` copied in.
 
-        Only the returned sum of losses can be differentiated: only before the next call, and only to first order. The
-        next call overwrites the other returned tensors, except the statistics.
-        Raises: the solver's NonFiniteState, after the other ranks, which wait for these gradients, have received NaN.
+        Of the returned tensors, only the sum of losses can be differentiated, once and before the next call. The next
+        call overwrites the logits and the hidden states.
+        Raises: NonFiniteState of the solver, but only after the replay, because other ranks wait for the gradients of
+            this rank, which are then NaN.
         """
         self._graph.replay()
         self.num_replays += 1

@@ -1,1 +1,1 @@
-"""Both model families use these kernels. Each kernel has one signature and one implementation per backend."""
+"""Provide the kernels that both model families use, each with one signature for all backends; select the backend."""

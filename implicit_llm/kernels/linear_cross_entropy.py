@@ -29,7 +29,7 @@ def linear_cross_entropy(hidden_TD: Tensor, weight_VD: Tensor, labels_T: Tensor,
     and their result can be differentiated any number of times.
     """
     device = hidden_TD.device.type
-    if torch.is_autocast_enabled(device) and hidden_TD.dtype != torch.float64:  # autocast leaves fp64 alone too
+    if torch.is_autocast_enabled(device) and hidden_TD.dtype != torch.float64:  # autocast does not cast fp64 either
         hidden_TD = hidden_TD.to(torch.get_autocast_dtype(device))
     with torch.autocast(device, enabled=False):
         if selection.is_reference():
@@ -70,7 +70,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         d_hidden, d_weight = ctx.saved_tensors
         grad = grad / ctx.scale
         return (
-            # A GPU would first round a factor without axes to the dtype of the other, and fp16 would lose it.
+            # For a product with the 0-d `grad`, a GPU would first round `grad` to fp16, where a small one becomes 0.
             None if d_hidden is None else (d_hidden.to(grad.dtype) * grad).to(d_hidden.dtype),
             None if d_weight is None else (d_weight * grad).to(ctx.weight_dtype),
             None,
@@ -81,9 +81,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def _losses(
     logits_TU: Tensor, labels_T: Tensor, vocab: int, ignore_index: int, scale: float, wants_gradient: bool
 ) -> tuple[Tensor, Any]:
-    """Return each token's loss in fp32 or wider and, if wanted, `scale` times its gradient (T, U) in the logits' dtype.
+    """Return each token's loss in fp32 or wider, and `scale` times its gradient (T, U) in the logits' dtype.
 
-    This may overwrite the logits.
+    Without `wants_gradient`, the second value has no meaning. The call may overwrite the logits.
     """
     if selection.softmax_runs_on_triton(logits_TU):
         from implicit_llm.kernels.triton import softmax as triton_softmax

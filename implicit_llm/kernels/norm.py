@@ -35,9 +35,9 @@ def rms_norm(x: Tensor, gate: Tensor | None, weight: Tensor, eps: float, dtype: 
 def add_and_norm(
     h: Tensor, branch: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return h + branch and the `rms_norm` of this sum; a Triton kernel computes both in one pass over memory.
+    """Return h + branch and the `rms_norm` of this sum; the norm is in `dtype`, by default that of the sum.
 
-    For that, the dtype of branch must not be wider than that of h.
+    One Triton kernel computes both in one pass over memory, if the dtype of branch is not wider than that of h.
     """
     if h.dtype == torch.promote_types(h.dtype, branch.dtype) and selection.norm_runs_on_triton(h):
         from implicit_llm.kernels.triton import norm as triton_norm

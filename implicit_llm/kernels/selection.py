@@ -2,13 +2,16 @@
 
 `torch` is plain PyTorch, for every device and dtype, with explicit gradients. `reference` has the same formulas, but
 autograd records every operation, as torch.func, forward mode and second derivatives require; it takes more time and
-memory. `triton` runs our own kernels, on NVIDIA GPUs from sm_80 up and on ROCm. Mamba2 mixers that they cannot serve
-use mamba_ssm's SSD and causal_conv1d's convolution if these packages are installed. `mamba_ssm` requires these packages
-and uses them for every mixer that they can serve; otherwise it equals `triton`. One of the four is selected for the
-whole process (`selected_kernels`). A call that the selected kernels cannot serve uses `torch`, by the rules at the end
-of this file. Each reason that a rule passes to `_decide` is logged once.
+memory. `triton` runs our own kernels, on NVIDIA GPUs from sm_80 up and on ROCm. Mamba2 mixers that our kernels cannot
+serve use mamba_ssm's SSD and causal_conv1d's convolution if these packages are installed. `mamba_ssm` requires these
+packages and uses them for every mixer that they can serve; otherwise it equals `triton`. One of the four is selected
+for the whole process (`selected_kernels`). A call that the selected kernels cannot serve uses `torch`, by the rules at
+the end of this file. Each reason that a rule passes to `_decide` is logged once.
 
 triton, mamba_ssm and causal_conv1d are imported only if the selected kernels need them and a GPU for them exists.
+
+Shapes: `B` batch, `L` length, `D` model, `E` columns of a projection, `I` inner, `H` heads, `P` head width, `G` groups,
+`N` state, `C` channels, `K` width of the convolution, `T` tokens, `U` vocabulary, rounded up.
 """
 
 import importlib
@@ -51,7 +54,10 @@ class _Process:
 
 
 def selected_kernels() -> Backend:
-    """Return the backend of this process; the first call selects it, unless `select_kernels` already has."""
+    """Return the backend of this process; select it like `select_kernels("auto")` if no backend is selected yet.
+
+    Raises: KernelsUnavailable.
+    """
     return _Process.backend or select_kernels("auto")
 
 
@@ -81,9 +87,9 @@ def select_kernels(choice: KernelChoice = "auto") -> Backend:
 
 
 def select_kernels_for(device: str, choice: KernelChoice) -> Backend:
-    """Select kernels like `select_kernels`; for device `cpu`, `auto` means `torch`.
+    """Select kernels by `select_kernels`, except that `auto` for the device `cpu` selects `torch`.
 
-    The environment variable IMPLICIT_LLM_KERNELS is then ignored. Raises: KernelsUnavailable.
+    In that case the environment variable IMPLICIT_LLM_KERNELS is ignored. Raises: KernelsUnavailable.
     """
     if device == "cpu" and choice == "auto":
         _Process.backend = "torch"
@@ -93,7 +99,10 @@ def select_kernels_for(device: str, choice: KernelChoice) -> Backend:
 
 @contextmanager
 def kernels(choice: KernelChoice) -> Iterator[Backend]:
-    """Select kernels for the duration of a `with` block, for tests and comparisons."""
+    """Select kernels for a `with` block, then restore the previous ones; for tests and comparisons.
+
+    Raises: KernelsUnavailable.
+    """
     before = _Process.backend
     try:
         yield select_kernels(choice)
@@ -114,7 +123,10 @@ def _missing_for_triton() -> str | None:
 
 
 def _mamba_module(name: str) -> ModuleType:
-    """Import a module of mamba_ssm without mamba_ssm/__init__, which imports compiled parts that we do not need."""
+    """Import a module of mamba_ssm without mamba_ssm/__init__, which imports compiled parts that we do not need.
+
+    An empty package becomes `mamba_ssm` in sys.modules, if it is not imported yet. Raises: any error of the import.
+    """
     if "mamba_ssm" not in sys.modules:
         spec = importlib.util.find_spec("mamba_ssm")
         if spec is None or spec.submodule_search_locations is None:
@@ -161,24 +173,24 @@ def _uses_triton() -> bool:
     return selected_kernels() in ("triton", "mamba_ssm")
 
 
-# The rules. Each returns whether the selected kernels can serve a call. If not, most log the reason (`_decide`).
+# The rules. Each returns whether the selected kernels can serve a call. Most rules log why they cannot (`_decide`).
 
 GROUPED = "fewer heads of keys and values than of queries"
 MAX_WIDTH = 256  # of heads and states; tests/gpu tests no wider ones
-# Offsets have 32 bits. Our kernels count them from the start of a sequence or token, whose address has 64 bits; those
-# of mamba_ssm and causal_conv1d count from the start of a tensor. Beyond the limit results would be finite but wrong.
+# Offsets have 32 bits. Our kernels count them from the start of a sequence or token, whose address has 64 bits; the
+# kernels of mamba_ssm and causal_conv1d count from the start of a tensor. Larger offsets give finite but wrong results.
 MAX_OFFSET = 2**31
 MAX_GRID = 65_535  # programs along the second or third axis of a launch
 MIN_CHUNK = 32  # smallest number of positions that one program of a mixer processes in a long sequence
 # mamba_ssm tunes its kernels for a minute for every chunk length, so there are few lengths, all multiples of its tiles.
 PUBLISHED_CHUNKS = (64, 128, 256)
-MAX_JUDGED_WIDTH = 8192  # because one program loads whole tokens
+MAX_JUDGED_WIDTH = 8192  # of a token, because one program loads whole tokens
 MAX_STATE_TILE = 128 * 128  # entries of the state that one program holds in registers
-MAX_TRAINED_STATE_TILE = 64 * 128  # the same for the gradient
-MAX_TAPS = 4  # of the convolution
-MAX_SEARCH_WIDTH = 256  # of a model whose blocks one kernel solves
-SEARCH_SHARED_BYTES = 192 * 1024  # needed by the same kernel; a Hopper GPU has 227 KiB per block, an A100 163
-MAX_ROW_BYTES = 64 * 1024  # because one block holds a row of the norm
+MAX_TRAINED_STATE_TILE = 64 * 128  # the same limit for kernels that also compute gradients
+MAX_TAPS = 4  # width of the convolution
+MAX_SEARCH_WIDTH = 256  # of a model, for the kernel that solves all blocks (`search_runs_on_triton`)
+SEARCH_SHARED_BYTES = 192 * 1024  # needed by the same kernel; a block has 227 KiB on a Hopper GPU, 163 KiB on an A100
+MAX_ROW_BYTES = 64 * 1024  # of the norm, because one block holds a whole row
 
 
 def ssd_runs_on_triton(x_BLHP: Tensor, B_BLGN: Tensor) -> bool:
@@ -215,7 +227,10 @@ def norm_runs_on_triton(x_BLD: Tensor) -> bool:
 
 
 def scan_runs_on_triton(projected_BLE: Tensor, valid_BL: Tensor | None, sizes: tuple[int, int, int], taps: int) -> bool:
-    """Return whether the kernels of a whole mixer run without gradient and padding. `sizes` are (P, G, N)."""
+    """Return whether our kernels compute a whole mixer; never with gradients enabled or with `valid_BL`.
+
+    sizes: (P, G, N). taps: the width of the convolution.
+    """
     if selected_kernels() != "triton" or torch.is_grad_enabled() or valid_BL is not None:
         return False
     return _decide("mixer", _unfit_mixer(projected_BLE, sizes, taps, MAX_STATE_TILE))
@@ -224,13 +239,13 @@ def scan_runs_on_triton(projected_BLE: Tensor, valid_BL: Tensor | None, sizes: t
 def trained_scan_runs_on_triton(
     projected_BLE: Tensor, valid_BL: Tensor | None, sizes: tuple[int, int, int], taps: int
 ) -> bool:
-    """Return whether the kernels of a whole mixer run with gradients, but without padding.
+    """Return whether our kernels compute a whole mixer and its gradients; never with `valid_BL` or in TF32.
 
-    The state before the sequence gets no gradient.
+    These kernels compute no gradient of the state before the sequence. sizes, taps: see `scan_runs_on_triton`.
     """
     if selected_kernels() != "triton" or valid_BL is not None:
         return False
-    # In TF32 the gradients of dt's bias and of A would be wrong by up to 3 %; those of mamba_ssm are wrong by 0.2 %.
+    # In TF32 our gradients of dt's bias and of A would be wrong by up to 3 %; mamba_ssm's are wrong by 0.2 %.
     if projected_BLE.dtype == torch.float32 and _is_tf32_allowed():
         return False
     return _decide("gradient of the mixer", _unfit_mixer(projected_BLE, sizes, taps, MAX_TRAINED_STATE_TILE))
@@ -239,7 +254,7 @@ def trained_scan_runs_on_triton(
 def search_runs_on_triton(
     injection_BLE: Tensor, out_proj_DI: Tensor, sizes: tuple[int, int, int], taps: int, width: int, stop: str
 ) -> bool:
-    """Return whether one kernel solves all blocks of a model with one layer. This rule logs nothing."""
+    """Return whether one kernel solves all blocks, of `width` tokens each, of a model with one layer; log nothing."""
     if selected_kernels() != "triton" or _unfit_mixer(injection_BLE, sizes, taps, MAX_TRAINED_STATE_TILE):
         return False
     batch, length, columns = injection_BLE.shape
@@ -274,7 +289,7 @@ def token_products_run_on_triton(*weights: Tensor) -> bool:
 
 
 def token_stack_runs_on_triton(in_proj_ED: Tensor, out_proj_DI: Tensor, sizes: tuple[int, int, int], taps: int) -> bool:
-    """Return whether three kernels per layer evaluate a Mamba2 stack on one token. This rule logs nothing."""
+    """Return whether three kernels per layer evaluate a Mamba2 stack on one token; log nothing."""
     if selected_kernels() != "triton" or not token_products_run_on_triton(in_proj_ED, out_proj_DI):
         return False
     return _unfit_mixer(in_proj_ED.new_empty(1, 1, len(in_proj_ED)), sizes, taps, MAX_STATE_TILE) is None
@@ -294,14 +309,20 @@ def _unfit_mixer(projected_BLE: Tensor, sizes: tuple[int, int, int], taps: int, 
 
 
 def judge_runs_on_triton(z_BLD: Tensor, stop: str) -> bool:
-    """Return whether Triton kernels check convergence, by sequence or by token. This rule logs nothing."""
+    """Return whether Triton kernels can apply `stop` to z; only the rules "sequence" and "token" have kernels.
+
+    This rule logs nothing.
+    """
     if not _uses_triton() or stop not in ("sequence", "token"):
         return False
     return _unfit(z_BLD) is None and z_BLD.shape[2] <= MAX_JUDGED_WIDTH and len(z_BLD) <= MAX_GRID
 
 
 def room_attention_runs_on_triton(qkv_BLE: Tensor, room_BHSP: tuple[Tensor, Tensor]) -> bool:
-    """Return whether one kernel runs a layer's attention between its projections, for one token without gradient."""
+    """Return whether one kernel runs a layer's attention between its projections, for one token without gradient.
+
+    room_BHSP: the keys and the values of a cache, with room for later tokens.
+    """
     if not _uses_triton() or torch.is_grad_enabled() or qkv_BLE.shape[1] != 1:
         return False
     batch, heads, room, width = room_BHSP[0].shape
@@ -339,15 +360,15 @@ def _unfit(x: Tensor) -> str | None:
 
 
 def published_chunk(length: int) -> int:
-    """Return the number of positions of a chunk in mamba_ssm's kernels."""
+    """Return the chunk length (positions) with which mamba_ssm's kernels process sequences of `length` positions."""
     return next((size for size in PUBLISHED_CHUNKS if size >= length), PUBLISHED_CHUNKS[-1])
 
 
 def _published_sizes(x_BLHP: Tensor, B_BLGN: Tensor) -> tuple[int, int]:
-    """Return the largest number of entries of a tensor in mamba_ssm's SSD and its gradient, and of programs on an axis.
+    """Return two maxima of mamba_ssm's SSD and its gradient: entries of a tensor, and programs along an axis.
 
     SSD reads x and B, writes as much, and forms scores (B, C, G, Q, Q), states (B, C, H, P, N) and gradients of decays
-    in blocks of 32 rows (B, H, C, Q / 32, Q); C is the number of chunks and Q their length.
+    in blocks of 32 rows (B, H, C, Q / 32, Q). Here C is the number of chunks and Q their length.
     """
     (batch, length, heads, width), (groups, size) = x_BLHP.shape, B_BLGN.shape[2:]
     chunk = published_chunk(length)
@@ -362,7 +383,7 @@ def _extent(x: Tensor) -> int:
 
 
 def _too_large(x: Tensor, entries: int, programs: int = 1) -> str | None:
-    """Return a message if an offset counts too many entries or an axis has too many programs, else None."""
+    """Return a message if `entries` are too many for an offset or `programs` for an axis of a launch, else None."""
     if entries <= MAX_OFFSET and programs <= MAX_GRID:
         return None
     limit = "offsets of 2^31 or more" if entries > MAX_OFFSET else f"more than {MAX_GRID} programs along an axis"

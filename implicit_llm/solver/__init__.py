@@ -1,1 +1,1 @@
-"""Find fixed points of a map, whatever its layers are."""
+"""Find the fixed point of any map f(., x); this package does not depend on the layers of f."""

@@ -1,7 +1,7 @@
 """Iterate a map to its fixed point until every sequence is done, and drop finished sequences on the way.
 
-The solver does not depend on layers. It calls a `FixedPointMap` with z (B, L, D) and restricts the map to the sequences
-that are not done.
+A sequence is done when it meets the stopping rule. The solver calls a `FixedPointMap` with z (B, L, D) and restricts
+the map to the sequences that are not done.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from implicit_llm.solver.methods import Update
 from implicit_llm.solver.residual import Progress, Rule
 from implicit_llm.solver.stats import BlockStats, NonFiniteState
 
-# A finished sequence wastes work while it stays in the batch, and copying the others out costs about half an
-# evaluation of f. Compacting when at most three quarters of the sequences are not done keeps both costs small.
+# A finished sequence wastes work while it stays in the batch, and copying the unfinished ones to a smaller batch costs
+# about half an evaluation of f. Copying when at most three quarters are unfinished keeps both costs small.
 COMPACT_BELOW = 0.75
-# A check whether all sequences are done waits for the accelerator, so there is one only every few iterations.
+# To check whether all sequences are done, the CPU waits for the accelerator, so it checks only every few iterations.
 CHECK_EVERY_ON_DEVICE = 4
 
 
@@ -31,9 +31,9 @@ class FixedPointMap(Protocol):
     def select(self, index_B: Tensor) -> FixedPointMap: ...
 
     def is_wanted(self, num_open: int) -> bool:
-        """Return whether to evaluate f again while `num_open` sequences are not done.
+        """Return whether to evaluate f again while `num_open` sequences of this process are not done.
 
-        All processes that share f must get the same result.
+        Processes over which f is sharded must all get the same result, because they evaluate f together.
         """
         return num_open > 0
 
@@ -41,10 +41,9 @@ class FixedPointMap(Protocol):
 class Best:
     """The record of a solve: for each token its best iteration, for each sequence its progress, all on the device.
 
-    With `Progress.keeps_last`, the newest iteration counts as the best.
-    z: the next z of the best iteration; the residuals are those of the z before it.
-    rank_BL: the quantity that the best iteration otherwise minimises (`Progress.rank_BL`).
-    residual_BL: the token's own residual in the best iteration.
+    A token's best iteration has the lowest `Progress.rank_BL`, or with `Progress.keeps_last` it is the newest one.
+    z: the next z that the best iteration computed.
+    rank_BL, residual_BL: the rank and the token's own residual of the z from which the best iteration started.
     Shapes: `B` sequences, `A` of them not known to be done, `L` length, `D` width.
     """
 
@@ -72,7 +71,7 @@ class Best:
         return True
 
     def take(self, active_A: Tensor, z: tuple[Tensor, Tensor, Tensor], rule: Rule) -> None:
-        """Record an iteration (z, f(z), next z) of the sequences `active_A`, except those that are already done."""
+        """Record an iteration (z, f(z), next z) for the sequences of `active_A` that are not done."""
         if judge_runs_on_triton(z[1], rule.stop):
             from implicit_llm.kernels.triton import convergence
 
@@ -100,14 +99,14 @@ class Best:
         }
         for name, (where, value) in found.items():
             current, where = mine(name), where[(...,) + (None,) * (value.ndim - where.ndim)]
-            if whole:  # in place, because a captured graph refers to the tensors by their addresses
+            if whole:  # in place, because a captured CUDA graph refers to the tensors by their addresses
                 torch.where(where, value.to(current.dtype), current, out=current)
             else:
                 getattr(self, name)[active] = torch.where(where, value.to(current.dtype), current)
 
     @property
     def residual(self) -> Tensor:
-        """The lowest residual of each sequence (B), or the last one with `Progress.keeps_last`."""
+        """The lowest residual of each sequence (B), or its last residual with `Progress.keeps_last`."""
         return self.rank_BL[:, -1]
 
     def reset(self) -> None:
@@ -140,11 +139,12 @@ def solve(
 ) -> tuple[Tensor, BlockStats]:
     """Iterate `step` from z0 until every sequence meets `rule`, at most `max_iter` times; without gradient.
 
-    z0 must be zero at padding (`valid_BL` is False). z stays zero there, so padding affects no residual and no update.
+    z0 must be zero at padding, where `valid_BL` is False. z stays zero there, so padding affects no residual and no
+    update.
 
-    Returns: the next z (B, L, D) of the iteration with the lowest residual, chosen per sequence or per token, or of the
-        last iteration (see `Progress`), and the statistics. These count every token whose own residual is not below the
-        rule's tol as unconverged, even if its sequence meets the rule.
+    Returns: the z (B, L, D) that the best iteration computed, and the statistics. `Progress` defines which iteration is
+        best for each sequence or token. A token counts as unconverged if its own residual is not below the rule's tol,
+        even if its sequence meets the rule.
     Raises: NonFiniteState, which names sequence and position; NotImplementedError inside torch.func.vmap with the
         `reference` kernels.
     Source: Schöne et al. 2025, section 2.

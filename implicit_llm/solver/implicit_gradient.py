@@ -2,8 +2,8 @@
 
 At z* = f(z*, x), with g the gradient with respect to z*, the gradient with respect to x is u^T df/dx, where
 u = g + (df/dz)^T u (implicit function theorem). In forward mode a change dx of the input changes z* by
-w = df/dx dx + df/dz w. `implicit_step` solves these equations; `series_step` sums the first terms of a damped series
-for u or w, one for each phantom step. Both apply to the whole sequence, even if the solver works in blocks.
+w = df/dx dx + df/dz w. `implicit_step` solves these equations. `series_step` sums the first terms of a damped series
+for u or w, one term for each phantom step. Both evaluate f on the whole sequence, even if the solver works in blocks.
 
 A product computes no gradients of weight matrices, because `torch.autograd.grad` skips them in PyTorch's own
 operations. Our kernels still compute the gradients of norms, convolution and decays beside that of z, which costs
@@ -38,7 +38,8 @@ Through = Callable[[Linear, Tensor], Tensor]  # (product, g) -> u, such as the s
 def implicit_step(f: FixedPointMap, z_BLD: Tensor, solver: SolverConfig) -> Tensor:
     """Return f(z) with the derivatives of the fixed point.
 
-    The result can be differentiated once; forward mode works only with the `reference` kernels.
+    The result can be differentiated once; forward mode works only with the `reference` kernels. The backward pass
+    raises NonFiniteState if its own solve becomes NaN or infinite.
     """
     return _with_derivatives(f, z_BLD, partial(_solve_linear, is_wanted=f.is_wanted, solver=solver))
 
@@ -46,14 +47,17 @@ def implicit_step(f: FixedPointMap, z_BLD: Tensor, solver: SolverConfig) -> Tens
 def series_step(f: FixedPointMap, z_BLD: Tensor, solver: SolverConfig) -> Tensor:
     """Return (1 - tau) z + tau f(z) with the derivatives of `phantom_steps` such steps, all linearised at this z.
 
-    As for `implicit_step`, there are only first derivatives, and forward mode works only with the `reference` kernels.
+    The result can be differentiated once; forward mode works only with the `reference` kernels.
     """
     fz_BLD = _with_derivatives(f, z_BLD, partial(_sum_series, steps=solver.phantom_steps, tau=solver.tau))
     return torch.lerp(z_BLD, fz_BLD, solver.tau)
 
 
 def _with_derivatives(f: FixedPointMap, z_BLD: Tensor, through: Through) -> Tensor:
-    """Return f(z). Its gradient g passes on as `through(product with (df/dz)^T, g)`; z itself gets no gradient."""
+    """Return f(z), whose backward pass first replaces its gradient g by `through(product with (df/dz)^T, g)`.
+
+    The input z gets no gradient.
+    """
     if not torch.is_grad_enabled():
         return f(z_BLD)
     if is_reference():
@@ -92,7 +96,10 @@ class _Derivative(torch.autograd.Function):
 
 
 class _OnceDifferentiable(torch.autograd.Function):
-    """A copy of a solved u that raises for second derivatives, in which autograd would treat u as a constant."""
+    """A copy of a solved u that raises NotImplementedError for second derivatives.
+
+    Without it, autograd would treat u as a constant and return wrong second derivatives.
+    """
 
     generate_vmap_rule = True  # jacrev computes many gradients at once
 
@@ -140,7 +147,7 @@ def _sum_series(product: Linear, g_BLD: Tensor, steps: int, tau: float) -> Tenso
 def _solve_linear(product: Linear, g_BLD: Tensor, is_wanted: IsWanted, solver: SolverConfig) -> Tensor:
     """Return the solution of u = g + product(u); log a warning if a sequence misses `gradient_tol`.
 
-    Each sequence's g is scaled to norm 1 for the solve, because the loss may have any scale.
+    Each sequence's g is scaled to norm 1 for the solve, because the loss may have any scale. Raises: NonFiniteState.
     """
     norm_B11 = torch.linalg.vector_norm(g_BLD, dim=(1, 2), keepdim=True).clamp_min(torch.finfo(g_BLD.dtype).tiny)
     everyone = torch.arange(len(g_BLD), device=g_BLD.device)

@@ -22,7 +22,7 @@ class Update(Protocol):
     def __call__(self, z_BLD: Tensor, fz_BLD: Tensor) -> Tensor: ...
 
     def select(self, index_B: Tensor) -> None:
-        """Drop the memory of all sequences but these; by default there is no memory, and nothing happens."""
+        """Keep only what the update remembers of the sequences `index_B`; an update without memory does nothing."""
         return
 
 
@@ -64,7 +64,7 @@ class Anderson:
         wide_BLMD = g_BLMD if g_BLMD.dtype == torch.float64 else g_BLMD.float()
         gram_BLMM = wide_BLMD @ wide_BLMD.mT
         gram_BLMM = gram_BLMM.cumsum(1) if self.is_causal else gram_BLMM.sum(1, keepdim=True)
-        # Dividing by the largest squared residual makes the ridge relative; z does not change if all residuals are 0.
+        # Dividing by the largest squared residual makes the ridge relative. If all residuals are 0, z does not change.
         largest_BL = gram_BLMM.diagonal(dim1=2, dim2=3).amax(2).clamp_min(torch.finfo(gram_BLMM.dtype).tiny)
         gram_BLMM = gram_BLMM / largest_BL[..., None, None]
         gram_BLMM.diagonal(dim1=2, dim2=3).add_(ANDERSON_RIDGE)
@@ -90,7 +90,7 @@ def register_method(name: str, make: Callable[[float], Update]) -> None:
 
 
 def _try_out(what: str, make: Callable[[float], Update]) -> None:
-    """Run two iterations with three sequences and drop one of them in between. Raises: InvalidEntry."""
+    """Run an iteration with three sequences, drop one sequence, and run another. Raises: InvalidEntry."""
     z_BLD = torch.linspace(-1, 1, 24).view(3, 2, 4)
     index_B = torch.tensor([0, 2], device=z_BLD.device)
     try:

@@ -1,8 +1,9 @@
 """Run the passes in which a model iterates: unrolled passes, free passes and evaluation passes.
 
-A free pass runs the solver without gradient, then steps that carry the gradient.
-Source: Schöne et al. 2025, sections 2 and 3. Blockwise evaluation is new here. f is causal, so blocks have the same
-fixed point as the whole sequence.
+A free pass runs the solver without gradient, then steps that carry the gradient. To close a solved block is to evaluate
+one undamped f at its z, which also returns the state from which the next block starts. f is causal, so blocks have the
+same fixed point as the whole sequence.
+Source: Schöne et al. 2025, sections 2 and 3. Blockwise evaluation is new here.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class SequenceMap(FixedPointMap, Protocol):
     def valid_BL(self) -> Tensor | None: ...
 
     def block(self, start: int, end: int, state: Any) -> SequenceMap:
-        """Return the map on the tokens from start to end, given the converged state before them."""
+        """Return the map on the tokens from start to end (exclusive), given the converged state before them."""
         ...
 
     def close(self, z_BLD: Tensor) -> tuple[Tensor, Any]:
@@ -47,11 +48,11 @@ class Search:
 
     @classmethod
     def of(cls, solver: SolverConfig, *, is_training: bool) -> Search:
-        """Return the search of a training pass or of an evaluation pass."""
+        """Return the settings with which `solver` solves a block in training or in evaluation. Raises: UnknownName."""
         if is_training:
             return cls(make_rule(solver.stop, solver.tol, is_training=True), solver.max_iter, solver.method, solver.tau)
-        # `method` applies to training alone. As in the released code, evaluation is damped, and its closing f counts as
-        # one of the iterations.
+        # `method` applies to training alone. As in the released code, evaluation is damped, and the f that closes a
+        # block is one of the evaluations that the budget allows.
         rule = make_rule(solver.eval_stop, solver.tol, is_training=False)
         return cls(rule, max(1, solver.eval_budget - 1), "damped", solver.tau)
 
@@ -66,7 +67,7 @@ class Search:
 
 
 def unrolled_pass(f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig) -> tuple[Tensor, SolverStats]:
-    """Run `num_unroll` differentiated iterations: the first is undamped, the others are damped by tau."""
+    """Run `num_unroll` differentiated iterations; tau damps all of them except the first."""
     z_BLD = f(z0_BLD)
     for _ in range(solver.num_unroll - 1):
         z_BLD = torch.lerp(z_BLD, f(z_BLD), solver.tau)
@@ -79,7 +80,8 @@ def training_solve(
 ) -> tuple[Tensor, list[Block]]:
     """Run the solver's part of a free pass after `state`; return z (B, L, D) and each block's length and statistics.
 
-    A sequence that fits into one block has no next block that needs its state, so its z is not closed.
+    A sequence that fits into one block has no next block that needs its state, so its block is not closed.
+    Raises: NonFiniteState.
     """
     length = z0_BLD.shape[1]
     block_len = solver.block_len or length
@@ -95,7 +97,7 @@ def differentiated_steps(f: SequenceMap, z_BLD: Tensor, solver: SolverConfig) ->
 
 
 def with_gradient(f: SequenceMap, z_BLD: Tensor, solver: SolverConfig) -> Tensor:
-    """Return the same values as z, bit for bit, with the gradient of `differentiated_steps` from z."""
+    """Return the values of z, bit for bit, with the gradient of `differentiated_steps(f, z, solver)`."""
     y_BLD = differentiated_steps(f, z_BLD, solver)
     return z_BLD + (y_BLD - y_BLD.detach())
 
@@ -116,7 +118,7 @@ def series_steps(f: SequenceMap, z_BLD: Tensor, solver: SolverConfig) -> Tensor:
 
 
 def free_stats(blocks: list[Block], solver: SolverConfig) -> SolverStats:
-    """Return the statistics of a free pass from its solved `blocks`, each closed by one f if there are several."""
+    """Return the statistics of a free pass from its solved `blocks`; if there are several, an f closed each of them."""
     return gather_blocks(blocks, solver.steps_after_solve + (len(blocks) > 1))
 
 
@@ -127,6 +129,7 @@ def evaluation_pass(
     """Iterate block after block to the tolerance, damped; one undamped f closes each block and advances the state.
 
     Returns: z (B, L, D), the state after the last block, and the statistics.
+    Raises: NonFiniteState; KeyError for the `eval_mode` "as_trained", which needs a training pass.
     """
     search, block_len = Search.of(solver, is_training=False), solver.eval_width(z0_BLD.shape[1])
     z_BLD, state, blocks = solve_blocks(f, z0_BLD, search, block_len, state)
@@ -138,8 +141,10 @@ def solve_blocks(
 ) -> tuple[Tensor, Any, list[Block]]:
     """Solve block after block, each from the converged state before it; one undamped f closes each block.
 
-    Sequences of at most `close_longer_than` tokens keep the solver's own z, which is not closed.
-    Returns: z (B, L, D), the state after the last closed block, and the length and statistics of each block.
+    Sequences of at most `close_longer_than` tokens keep the solver's own z instead of the f(z) that closes a block.
+    Returns: z (B, L, D), the state after the last closed block (`state` if none is closed), and the length and
+        statistics of each block.
+    Raises: NonFiniteState.
     """
     length = z0_BLD.shape[1]
     parts: list[Tensor] = []

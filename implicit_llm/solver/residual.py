@@ -10,16 +10,17 @@ from implicit_llm_contracts.config.registry import InvalidEntry
 from implicit_llm_contracts.config.solver import STOPS
 
 EPS = 1e-8
-RELEASED_EPS = 1e-6  # in the released code's evaluation criterion, whose denominator is the norm of z
+RELEASED_EPS = 1e-6  # of the released code's evaluation criterion, which divides by the norm of z
 
 
 @dataclass
 class Progress:
     """A rule's judgement of one iteration: done and residual per sequence, residual per position.
 
-    by_token: the stored iterate is chosen for each token by the worst residual of all tokens up to this token, so later
-        tokens do not affect the choice. Otherwise one iterate is chosen for the whole sequence, by `residual_B`.
-    keeps_last: whether, instead of such a choice, the newest iterate is stored.
+    by_token: whether the solver chooses the iterate to store for each token separately: the one in which the worst
+        residual of all tokens up to this token is lowest, so later tokens do not affect the choice. If False, it
+        chooses one iterate for the whole sequence: the one with the lowest `residual_B`.
+    keeps_last: whether the solver stores the newest iterate instead.
     """
 
     done_B: Tensor
@@ -38,7 +39,7 @@ class Progress:
 
 @dataclass(frozen=True, eq=False)  # torch.compile of PyTorch 2.7 hashes a rule before its fields are set
 class Rule:
-    """A stopping rule, which is called with z and f(z) (B, L, D), both zero at padding."""
+    """A stopping rule. Call it with z and f(z) (B, L, D), both zero at padding, to get the `Progress`."""
 
     stop: str
     tol: float
@@ -49,12 +50,12 @@ class Rule:
 
 
 def _norms(t_BLD: Tensor) -> Tensor:
-    """Return the norm of every position (B, L), in fp32 or fp64."""
+    """Return the norm of every position (B, L), in fp64 if t is fp64, else in fp32."""
     return torch.linalg.vector_norm(t_BLD if t_BLD.dtype == torch.float64 else t_BLD.float(), dim=-1)
 
 
 def _relative(z_BLD: Tensor, fz_BLD: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ||f(z) - z|| / ||f(z)|| by sequence (B) and by position (B, L)."""
+    """Return ||f(z) - z|| / ||f(z)|| of each sequence (B) and of each position (B, L)."""
     change_BL, size_BL = _norms(fz_BLD - z_BLD), _norms(fz_BLD)
     by_token = change_BL / (size_BL + EPS)
     by_sequence = torch.linalg.vector_norm(change_BL, dim=1) / (torch.linalg.vector_norm(size_BL, dim=1) + EPS)
@@ -95,7 +96,7 @@ STOPS.update(sequence=_judge_sequences, token=_judge_tokens, batch=_judge_worst)
 
 
 def register_stop(name: str, judge: Callable[[Tensor, Tensor, float], Progress]) -> None:
-    """Register a stopping rule: `SolverConfig(stop=name)`, or `eval_stop`, then stops by `judge(z, f(z), tol)`.
+    """Register a stopping rule: `judge(z, f(z), tol)` then decides for `SolverConfig(stop=name)` or `eval_stop=name`.
 
     Raises: NameTaken if `name` is a built-in rule; InvalidEntry if `judge` fails on a small example or returns no
         `Progress` with the right shapes and dtypes.

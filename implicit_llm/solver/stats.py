@@ -14,16 +14,16 @@ class NonFiniteState(FloatingPointError):
 
 @dataclass
 class SolverStats:
-    """The statistics of one forward pass, with one entry per sequence (shape B).
+    """The statistics of one forward pass. Tensors without a shape suffix have one entry per sequence (shape B).
 
-    num_iter: solver iterations per token, as a mean over the sequence's blocks weighted by their length. The closing f
-        of a block, phantom steps and unrolled steps are counted in `num_closing`.
-    residual: relative residual ||f(z) - z|| / ||f(z)||, as the stopping rule measures it; the largest over blocks. For
-        a block it is the lowest of all iterations. With eval_stop "batch" it is the last, relative to ||z||. Unrolled
-        passes measure no residual and have NaN.
+    num_iter: solver iterations per token, as a mean over the sequence's blocks weighted by their length.
+    residual: relative residual ||f(z) - z|| / ||f(z)||, as the stopping rule measures it; the largest over blocks. The
+        residual of a block is the lowest of all iterations. With eval_stop "batch" it is that of the last iteration,
+        relative to ||z||. Unrolled passes measure no residual and have NaN.
     is_converged: whether every block met its stopping rule; False for unrolled passes.
     unconverged_tokens: number of tokens whose own residual is not below tol, even if their sequence met the rule.
-    unconverged_BL: which tokens these are; None for unrolled passes, for which `unconverged_tokens` is 0.
+    num_closing: evaluations of f per token outside the solver: the f that closes a block, phantom and unrolled steps.
+    unconverged_BL: True for the unconverged tokens; None for unrolled passes, for which `unconverged_tokens` is 0.
     """
 
     num_iter: Tensor
@@ -35,13 +35,13 @@ class SolverStats:
 
     @property
     def f_evaluations(self) -> Tensor:
-        """The evaluations of f per token (shape B), including the closing, phantom and unrolled steps."""
+        """The number of evaluations of f per token (shape B), including those outside the solver."""
         return self.num_iter + self.num_closing
 
 
 @dataclass
 class BlockStats:
-    """The statistics of one solve: per sequence, and which tokens (B, L) did not converge."""
+    """The statistics of one solve: the fields of the same names in `SolverStats`, for one block."""
 
     num_iter: Tensor
     residual: Tensor
@@ -61,7 +61,7 @@ def unrolled_stats(num_unroll: int, batch: int, device: torch.device) -> SolverS
 
 
 class Block(NamedTuple):
-    """A solved block: its number of tokens, for each sequence (B) if there is padding, and its statistics."""
+    """A solved block and its statistics. `length`: its number of tokens, or with padding that of each sequence (B)."""
 
     length: int | Tensor
     stats: BlockStats

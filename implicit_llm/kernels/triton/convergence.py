@@ -1,9 +1,9 @@
 """Check and record one fixed-point iteration in three kernels (imported only if Triton kernels run).
 
 The first kernel measures each token, the second decides for each sequence, and the third stores better iterates. With
-the rule "token", an iterate is better for a token if the worst residual up to that token is lower. Otherwise it is
-better for all tokens of a sequence if the sequence's residual is lower. The plain PyTorch twin is `solver.residual`
-with `solver.fixed_point`.
+the rule "token", an iterate is better for a token if the worst residual up to that token is lower. With "sequence", it
+is better for all tokens of a sequence if the sequence's residual is lower. `solver.residual` and `solver.fixed_point`
+do the same in plain PyTorch.
 
 Shapes: `B` sequences of the whole batch, `A` sequences still being solved, `L` length, `D` width.
 """
@@ -30,11 +30,12 @@ def judge(
     tol: float,
     tau: float | None = None,
 ) -> None:
-    """Record an iteration in `best`, for those of the sequences `active_A` that are not done.
+    """Record an iteration in `best`, for the sequences of `active_A` that are not done.
 
     best: the record of all B sequences, a `solver.fixed_point.Best`, which is written in place.
-    z: holds z, f(z) and the next z, each (A, L, D). With `tau`, the kernel itself writes the next z,
-        z + tau (f(z) - z), for all A sequences; the third tensor may then be the first.
+    z: z, f(z) and the next z, each (A, L, D). With `tau`, the kernel computes the next z, z + tau (f(z) - z), for all A
+        sequences and writes it to the third tensor, which may be the same as the first.
+    stop: the rule "sequence" or "token".
     """
     z_ALD, fz_ALD = z[0].contiguous(), z[1].contiguous()
     next_ALD = z[2].contiguous() if tau is None else z[2]
@@ -43,7 +44,7 @@ def judge(
     rows = max(1, min(triton.next_power_of_2(length), TILE // columns))
     squares = z_ALD.new_empty(2, batch, length, dtype=torch.float32)  # |f(z) - z|^2 and |f(z)|^2 by token
     is_better_AL = torch.empty(batch, length, dtype=torch.int32, device=z_ALD.device)
-    tiles = (triton.cdiv(length, rows), batch)  # only the first axis of a launch can hold the tiles of any length
+    tiles = (triton.cdiv(length, rows), batch)  # the other axes of a launch have at most 65,535 programs
     _measure_kernel[tiles](
         active_A, z_ALD, fz_ALD, squares[0], squares[1], best.done, best.non_finite, length, width, EPS,
         ROWS=rows, COLUMNS=columns,

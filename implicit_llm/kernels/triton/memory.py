@@ -19,7 +19,7 @@ def wide(at, is_there):
 
 @triton.jit
 def wide_sum(given_ptr, injection_ptr, at, is_there, INJECT: constexpr):
-    """Load entries and add those of the injection at the same places, in fp32."""
+    """Load entries in fp32; with `INJECT`, add the injection's entries at the same offsets."""
     entries = wide(given_ptr + at, is_there)
     if INJECT:
         entries += wide(injection_ptr + at, is_there)

@@ -1,9 +1,8 @@
-"""Compute RMS norms like `kernels.norm`, with one kernel per direction (imported only if Triton kernels run).
+"""Compute RMS norms with one kernel for the forward and one for the backward pass (imported only if Triton runs).
 
 A kernel reads every input once and writes every output once. A few programs per multiprocessor loop over all rows, so
 that the gradient of the weight stays in registers until one sum at the end. The backward pass loads the whole row
-anyway and sums its squares again, so no scale is stored.
-The plain PyTorch twin is `kernels.norm`.
+anyway and sums its squares again, so no scale is stored. `kernels.norm` does the same in plain PyTorch.
 
 Shapes: `...` any leading dimensions, `D` width, `T` rows, `S` programs.
 """
@@ -19,15 +18,15 @@ from triton.language import constexpr
 
 from implicit_llm.kernels.triton.memory import wide
 
-ENTRIES_PER_THREAD = 8  # 16 bytes of bf16, the widest load of a GPU
+ENTRIES_PER_THREAD = 8  # 16 bytes of bf16, the widest load of a thread
 MIN_WARPS, MAX_WARPS = 4, 32
 FORWARD_WARPS, BACKWARD_WARPS = 32, 16  # warps of a multiprocessor at once, with 64 and 128 registers per thread
-STAGES = 3  # at most; the pipeline loads the rows of the next iterations while it processes those of one iteration
+STAGES = 3  # at most; the pipeline loads the rows of later iterations while it processes the rows of this one
 STAGED_ENTRIES = 4096  # of x, gate and dy each, in at most 48 KiB of shared memory
 
 
 def rms_norm(x_D: Tensor, gate_D: Tensor | None, weight_D: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """Implement `kernels.norm.rms_norm`; x and gate may be views with gaps between rows; such views are not copied."""
+    """Implement `kernels.norm.rms_norm`. Views x and gate with gaps between their rows are not copied."""
     return _Norm.apply(x_D, gate_D, weight_D, eps, dtype)
 
 
@@ -41,8 +40,8 @@ def add_and_norm(
 class _Rows:
     """A pair of tensors as rows; each program processes a few rows at a time, padded to a power of two entries.
 
-    The second tensor is the gate or None. With `is_sum` it is a summand: the branch in the forward pass, and the
-    gradient of the sum in the backward pass.
+    The second tensor is the gate or None. With `is_sum` it is the branch in the forward pass, and in the backward pass
+    the gradient of the sum.
     """
 
     def __init__(self, x: Tensor, second: Tensor | None, warps_at_once: int, *, is_sum: bool = False) -> None:

@@ -1,6 +1,6 @@
 """Compute losses and gradients of a softmax over a large vocabulary, in place (imported only if Triton kernels run).
 
-The plain PyTorch twin is `linear_cross_entropy._losses`. Shapes: `T` tokens, `U` stored width, at least the vocabulary.
+`linear_cross_entropy._losses` does the same in plain PyTorch. Shapes: `T` tokens, `U` vocabulary, rounded up.
 """
 
 import torch

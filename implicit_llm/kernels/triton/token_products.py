@@ -3,14 +3,15 @@
 A decoded token is little work for a GPU, and most of its time passes while kernels wait for each other. These kernels
 do more than a product: `project` computes the norm of a token before the product, and can add the injection or apply
 SwiGLU after it; `add` adds the product to the residual stream. A program multiplies the token by a few rows of
-the weight, without matrix units. Several sequences would need those, and PyTorch's own products are then faster.
+the weight, without matrix units. For several sequences, PyTorch's own products, which use these units, are faster.
 
 On a Hopper GPU a kernel starts while the kernel before it still runs (programmatic dependent launch). Before it waits
 for that kernel, it loads what no kernel of the stack writes, such as weights and the injection. Every program waits
 before it loads or stores anything else. So when a kernel stores, all kernels before it have ended, and the layers of a
 stack can share the tensors between the kernels. The kernels between the products must wait as well (`EARLY`).
 
-Shapes: `W` width of the input, `R` rows of the weight, `D` model, `S` parts of a sum.
+Shapes: `W` width of the input, `R` rows of the weight, `D` model, `S` parts of a sum, `F` and `G` the first part and
+the rest of a row (`_cut`).
 """
 
 import torch
@@ -40,8 +41,8 @@ def starts_early(device: torch.device) -> bool:
 class TokenProducts:
     """The products of a stack with one token of one sequence.
 
-    launch: the options of every kernel of the stack but the first. The first waits for everything before it, which may
-        have written the injection or the states.
+    launch: the launch options of every kernel of the stack except the first, which starts only after all earlier work
+        has ended, because that work may have written the injection or the states.
     """
 
     def __init__(self, eps: float, device: torch.device) -> None:
@@ -62,7 +63,8 @@ class TokenProducts:
     ) -> None:
         """Write norm(h) weight^T + added to `out`; with `has_gates`, silu(gate) * up replaces the product (gate, up).
 
-        Args: h has W entries; out and added have R entries, or R / 2 with gates.
+        Args: h has W entries; out and added have R entries, or R / 2 with gates. is_first: whether this is the first
+            kernel of the stack.
         """
         rows, width = weight_RW.shape
         rows = rows // 2 if has_gates else rows
@@ -78,7 +80,7 @@ class TokenProducts:
     ) -> None:
         """Write from + scale y weight^T to `h_11D`, which may be the tensor `from_11D`.
 
-        The scale is that of a norm, given the parts `squares_S` of the sum of squares; without them the scale is 1.
+        The scale is that of an RMS norm whose sum of squares is the sum of `squares_S`; without `squares_S` it is 1.
         """
         rows, width = weight_DW.shape
         parts, cut = 0 if squares_S is None else len(squares_S), _cut(width, width)
@@ -89,7 +91,7 @@ class TokenProducts:
 
 
 def _cut(width: int, entries: int) -> dict[str, int]:
-    """Return how programs cut rows of `width` entries, if each result needs `entries` entries of the weight.
+    """Return the kernels' constants for rows of `width` entries, if each result needs `entries` entries of the weight.
 
     The first part of a row has a power of two entries; the rest of the row is padded to another power of two.
     """

@@ -18,7 +18,7 @@ class ConfigError(UserError):
 
 
 class InvalidValue(UserError, ValueError):
-    """A configuration has a wrong value; the message begins with the key of this value, if it is one key."""
+    """A configuration has a wrong value; the message begins with the key, if exactly one key is wrong."""
 
 
 def refuse_if(is_wrong: object, problem: str) -> None:
@@ -34,7 +34,7 @@ class Preempted(Exception):
     failure_class = "preempted"
 
 
-_OUT_OF_MEMORY = re.compile(  # of torch, its CPU allocator, Triton and the drivers ("... out of memory"), cuBLAS
+_OUT_OF_MEMORY = re.compile(  # messages of torch, Triton and drivers ("out of memory"), torch's CPU allocator, cuBLAS
     r"\bout of memory\b|DefaultCPUAllocator: can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE
 )
 
@@ -42,15 +42,18 @@ _OUT_OF_MEMORY = re.compile(  # of torch, its CPU allocator, Triton and the driv
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether the memory of an accelerator or of the machine ran out.
 
-    Triton and the drivers raise a RuntimeError for it, recognisable only by its message.
+    Triton and the drivers raise a RuntimeError in this case, which only its message identifies.
     """
-    is_torchs = type(error).__name__ == "OutOfMemoryError"  # without an import of torch
+    is_torchs = type(error).__name__ == "OutOfMemoryError"  # the name is enough, so torch is not imported
     is_said = isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
     return is_torchs or isinstance(error, MemoryError) or is_said
 
 
 def failure_class_of(error: BaseException) -> str | None:
-    """Return the class of a failure, which decides about a retry; None for an interrupt or an exit other than 75."""
+    """Return the class of a failure, which decides whether the job is retried: "oom", "quota", "bug" and others.
+
+    Return None for KeyboardInterrupt and SystemExit, except for SystemExit(75), which is "preempted".
+    """
     if isinstance(error, SystemExit | KeyboardInterrupt):
         return "preempted" if getattr(error, "code", None) == Preempted.exit_code else None
     if is_out_of_memory(error):

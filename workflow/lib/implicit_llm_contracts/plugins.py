@@ -45,7 +45,7 @@ class OwnEvaluation:
     """A plugin's kind of evaluation.
 
     `data`: the tasks whose models it can evaluate. `settings`: defaults by key. `metrics`: the numbers in a record of
-    its metrics.json that the report shows.
+    its metrics.json that the report shows. `has_modes`: whether its settings have the keys `modes` and `sweep`.
     """
 
     data: tuple[str, ...]
@@ -54,7 +54,7 @@ class OwnEvaluation:
     has_modes: bool = True
 
     def kind(self, name: str) -> EvaluationKind:
-        """Return the entry for the table of kinds."""
+        """Return this kind as an entry of EVALUATION_KINDS. Raises: InvalidValue for wrong settings."""
         modes = [("modes", tuple[ModeConfig, ...]), ("sweep", SweepConfig | None, None)] if self.has_modes else []
         config = settings_class(name, self.settings, [("kind", str), *modes], (AsGiven,))
         return EvaluationKind(config, self.data, (), name, "", self.metrics, {}, dict.fromkeys(self.settings, ""))
@@ -93,7 +93,10 @@ class Plugin:
 
     @property
     def registered(self) -> tuple[tuple[Registry[Any], Mapping[str, Any]], ...]:
-        """The tables in which the import of the file registers names; each name maps to its declared value or None."""
+        """The tables in which the import of the file registers names, each with these names.
+
+        A name maps to the declared order of a group, and to None in the other tables.
+        """
         named = ((FAMILIES, self.families), (METHODS, self.methods), (STOPS, self.stops))
         return (*((table, dict.fromkeys(names)) for table, names in named), (GROUPS, self.groups))
 
@@ -104,7 +107,7 @@ class Plugin:
 
     @property
     def functions(self) -> dict[tuple[str, str], str]:
-        """The names of the file's functions, by the stage that calls one and by its task, kind or figure."""
+        """The names of the file's functions, by the stage that calls the function and the task, kind or figure."""
         verbs = {"data": "make", "evaluate": "evaluate", "report": "draw"}
         tables = zip(verbs.items(), (self.tasks, self.evaluations, self.figures), strict=True)
         return {(stage, name): f"{verb}_{name.replace('-', '_')}" for (stage, verb), names in tables for name in names}
@@ -152,9 +155,10 @@ def plugin_paths(config: Mapping[str, Any]) -> list[Path]:
 
 
 def load_plugin(path: Path) -> ModuleType:
-    """Import a job's plugin once, check that it has what it declares, and return its module.
+    """Import a job's plugin, check that it has what it declares, and return its module.
 
-    Raises: ConfigError; what the file itself raises.
+    A later call returns the same module without another check, even if the import or the check failed.
+    Raises: ConfigError; any error that the file itself raises on import.
     """
     plugin, known = read_plugin(path), sys.modules.get(path.stem)
     if known is not None and Path(known.__file__ or "").resolve() == path.resolve():
@@ -179,7 +183,7 @@ def _missing(plugin: Plugin, module: ModuleType) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Kinds:
-    """The tasks and kinds of evaluation that are built in or from `plugins` (by path), and the figures of the plugins.
+    """The built-in tasks and kinds of evaluation with those of `plugins` (by path), and the figures of the plugins.
 
     Each experiment has one instance, which is passed to the code that reads, plans and runs it. The instance of a job
     has the plugins of this job.
@@ -232,7 +236,10 @@ class Kinds:
         return next((Path(path) for path, plugin in self.plugins.items() if (stage, name) in plugin.functions), None)
 
     def function(self, stage: str, name: str) -> Callable[..., Any] | None:
-        """Import the plugin of a task, kind or figure and return its function; None for a built-in name."""
+        """Import the plugin of a task, kind or figure, and return the plugin's function for it.
+
+        Return None for a built-in name. Raises: any error of `load_plugin`.
+        """
         owner = self.owner(stage, name)
         return None if owner is None else getattr(load_plugin(owner), read_plugin(owner).functions[stage, name])
 

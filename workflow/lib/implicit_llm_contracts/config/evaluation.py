@@ -22,7 +22,7 @@ from implicit_llm_contracts.config.values import (
 from implicit_llm_contracts.errors import UserError, refuse_if
 from implicit_llm_contracts.hints import nearest
 
-PARALLEL = "parallel"  # the one mode of an explicit model
+PARALLEL = "parallel"  # the mode of an explicit model, which evaluates all tokens at once
 SEQUENTIAL = "sequential"
 COSTS = ("f_evaluations_per_token", "unconverged_share")  # numbers that records of every kind may have
 # The mode of `implicit-llm evaluate` that solves simultaneously and stops by the released code's criterion: a relative
@@ -31,7 +31,7 @@ RELEASED_CRITERION = "released-criterion"
 
 # The stopping rule "batch" couples the sequences of a batch, so the batch size changes the numbers and is fixed.
 COUPLED_BATCH_SIZE = 64
-# The harness's default number of draws for the standard error of a perplexity.
+# The default number of draws of the Language Model Evaluation Harness, for the standard error of a perplexity.
 BOOTSTRAP_DRAWS = 100_000
 AtLeastTwo = Annotated[int, Only(lambda value: value >= 2, "an integer of at least 2")]
 EXAMPLE = "{name: blockwise-8-token, eval_mode: blockwise, eval_block_len: 8, eval_stop: token}"
@@ -52,12 +52,12 @@ class SweptSetting:
 
 @dataclass(frozen=True)
 class ModeConfig(AsGiven):
-    """An evaluation mode of an implicit model; a setting that is None keeps the value saved with the model.
+    """An evaluation mode of an implicit model; a solver setting that is None keeps the value saved with the model.
 
-    "as_trained" is the training pass, with all settings of the phase in which the model was saved. `eval_tol` is
-    relative, in (0, 1). `eval_max_iter` counts f-evaluations. `max_samples` selects the first samples of a data set.
-    `batch_size` (sequences) is set here for stopping rules that couple the sequences of a batch; otherwise it is a
-    runtime setting.
+    "as_trained" is the training pass, with all settings of the phase in which the model was saved. `eval_tol` is a
+    relative residual in (0, 1). `eval_max_iter` counts f-evaluations. `max_samples` selects the first samples of a data
+    set; None for all. `batch_size` (sequences) is set here for stopping rules that couple the sequences of a batch;
+    otherwise it is a runtime setting.
     """
 
     name: ModeName
@@ -93,7 +93,7 @@ class ModeConfig(AsGiven):
         return COUPLED_BATCH_SIZE if stop == "batch" else None
 
     def solver(self, trained: SolverConfig) -> SolverConfig:
-        """Return the solver saved with the model, with the evaluation settings of this mode."""
+        """Return `trained`, the solver saved with the model, changed by the settings of this mode that are not None."""
         changed: dict[str, Any] = {
             "eval_mode": self.eval_mode,
             "eval_max_iter": self.eval_max_iter,
@@ -107,7 +107,8 @@ class ModeConfig(AsGiven):
         """Return the mode's fields in a record of metrics.json: its settings, which are None for an explicit model.
 
         In the mode "as_trained" all except `eval_mode` are None, because the phase defines them. In a sweep, the record
-        of an explicit model has a sweep with key None; without it, the report would show the model twice.
+        of an explicit model has a sweep whose key is None; without this sweep, the report would show the model twice.
+        trained: the solver saved with the model; None for an explicit model.
         """
         keys = ("eval_mode", "eval_stop", "eval_block_len")
         unknown = dict.fromkeys((*keys, "eval_max_iter", "eval_tol", "sweep"))
@@ -198,8 +199,8 @@ class InModes(AsGiven):
 class EvaluateConfig(InModes):
     """The accuracy on word problems.
 
-    `lengths`: the lengths (tokens) of the test sets to evaluate; None for all. `precision`: as for perplexity; on a
-    GPU, bf16 evaluates long sequences in short blocks much faster.
+    `lengths`: the lengths (tokens) of the test sets to evaluate; None for all. `precision`: see `PerplexityConfig`; on
+    a GPU, bf16 evaluates long sequences in short blocks much faster.
     """
 
     kind: Literal["word_problem"]
@@ -211,7 +212,7 @@ class EvaluateConfig(InModes):
 class CatbabiEvaluation(InModes):
     """The accuracy on the questions of CatbAbI in each of `protocols` (implicit_llm/evaluation/kinds/catbabi.py).
 
-    `carried_max_tokens`: the maximum number of tokens in the protocol carried, which evaluates one window at a time;
+    `carried_max_tokens`: the maximum number of tokens in the protocol "carried", which evaluates one window at a time;
     None for all windows.
     """
 
@@ -247,8 +248,8 @@ class DualityConfig(InModes):
     lengths: tokens per sequence; None keeps the sequences of the data set, the only choice for word problems and
     CatbAbI. Without this key, an experiment uses the shortest length of the evaluated split. max_tokens: limits the
     comparison to the first sequences, at least one per length; the paper compares 3 million tokens. The max_samples of
-    a mode applies to all modes, which are compared on the same sequences. trace_tokens: limits the record of
-    convergence to the first of these sequences, at least one per length. precision: as for perplexity.
+    a mode limits all modes, because they are compared on the same sequences. trace_tokens: limits the record of
+    convergence to the first of these sequences, at least one per length. precision: see `PerplexityConfig`.
     """
 
     kind: Literal["duality"]
@@ -262,10 +263,11 @@ class DualityConfig(InModes):
 class JacobianConfig(AsGiven):
     """The Jacobian of a layer's state at tokens of the test sequences.
 
-    `positions`: tokens, which count from 1; if empty, at most 16 tokens, spread evenly from the second to the last, at
-    most the 256th. `num_sequences`: the number of sequences, which are the first of the shortest test set. With the
-    defaults, 128 or more tokens are measured in total if sequences have at least 16. `checked_rows`: at the last of the
-    positions, this many rows of the Jacobian are compared with autograd through the iteration; each costs a solve.
+    `positions`: the tokens at which to compute the Jacobian, counted from 1. If empty: at most 16 tokens, spread evenly
+    from the second to the last one, or to the 256th in a longer sequence. `num_sequences`: the number of sequences, the
+    first ones of the shortest test set. The defaults give 128 or more tokens in total if sequences have at least 16.
+    `checked_rows`: at the last position of each sequence, this many rows of the Jacobian are compared with autograd
+    through the iteration; each row costs a solve.
     """
 
     kind: Literal["jacobian"]
@@ -277,7 +279,7 @@ class JacobianConfig(AsGiven):
 
 @dataclass(frozen=True)
 class LmEvalConfig(InModes):
-    """Downstream tasks of the harness by name, each with the metrics that its YAML file names.
+    """Downstream tasks of the Language Model Evaluation Harness by name, with the metrics that their YAML files name.
 
     `limit`: the maximum number of documents per task; None for all. `task_path`: a folder of further tasks.
     `task_files`: the sha256 of each file of this folder by its path there; None skips the check. `precision`: bf16 runs

@@ -24,7 +24,7 @@ PERPLEXITY, LM_EVAL, DUALITY, JACOBIAN = "perplexity", "lm_eval", "duality", "ja
 _LENGTHS = "Lengths at which the test stream is cut; by default those of the data."
 _MAX_TOKENS = "Tokens of each test set, the first ones, at most."
 _PRECISION = "Precision of the model, fp32 (the default) or bf16 by autocast; losses are fp32 always."
-# Help texts of the options of `implicit-llm evaluate` that set a field of each --mode; --block-len: only of blockwise.
+# Help texts of the options of `implicit-llm evaluate` that set a field of every --mode; --block-len is for blockwise.
 MODE_SETTINGS = {
     "eval_max_iter": "f-evaluations allowed for one block, at least 2. All except the last are damped by the model's "
     "tau. By default as saved.",
@@ -41,11 +41,12 @@ _COSTS = {"f_evaluations_per_token": "f-evaluations per token", "unconverged_sha
 class EvaluationKind:
     """The properties of a kind of evaluation that other parts of the project need.
 
-    `data`: the tasks whose models this kind evaluates in an experiment. `reads`: the kinds of data jobs whose data sets
-    it can read, which the command accepts for any model. `settings`: help texts by key (of modes: MODE_SETTINGS).
-    `metrics`: the numbers of a record, in the order of the report. `columns`: the fields of a record and their headings
-    in the table that the command prints. `parts`: the key that selects the parts of the data to evaluate; without this
-    key, all parts. `lengths`: the lengths of a text's split that an experiment evaluates by default.
+    `config`: the dataclass of its settings. `data`: the tasks whose models this kind evaluates in an experiment.
+    `reads`: the kinds of data jobs whose data sets `implicit-llm evaluate` accepts, for any model. `settings`: help
+    texts by key; MODE_SETTINGS has those of modes. `metrics`: the numbers of a record, in the order of the report.
+    `columns`: the fields of a record and their headings in the table that the command prints. `parts`: the key that
+    selects the parts of the data to evaluate; without this key, all parts are evaluated. `lengths`: the lengths of a
+    text's split that an experiment evaluates by default.
     """
 
     config: type

@@ -43,14 +43,14 @@ class AsGiven:
 
     @property
     def given(self) -> tuple[str, ...]:
-        """The keys that `fill` received; all keys of settings that were made without `fill`."""
+        """The keys that `fill` received, or all keys if the settings were made without `fill`."""
         return self.__dict__.get("_given", tuple(fill_keys(type(self))))
 
 
 MOST = 10**15  # no setting needs a larger integer, so a larger one is a typo
 
 # In `Annotated[...]`, this keeps a field with its default value out of identities, so results from before the field was
-# added stay fresh.
+# added stay valid.
 UNLESS_DEFAULT = object()
 
 
@@ -172,7 +172,7 @@ def _convert_union(wanted: Any, value: Any, where: str) -> Any:
         try:
             return _convert(member, value, where)
         except ConfigError as error:
-            # The error of the member with the same shape is the useful one; it names the wrong key or element.
+            # The useful error is that of the member with the same shape, because it names the wrong key or element.
             reason = reason or (error if _has_shape(member, value) else None)
     raise reason or ConfigError(f"{where}: expected {_described(wanted)}, found {_shown(value)}")
 
@@ -205,7 +205,7 @@ def _convert_mapping(wanted: Any, value: Any, where: str) -> dict[Any, Any]:
 
 
 def as_number(value: Any) -> Any:
-    """Return the float of a text such as 1e-3; return any other value, also a text such as 1e999, unchanged."""
+    """Return the float of a text such as 1e-3; return any other value unchanged, also 1e999, which is infinite."""
     is_number = isinstance(value, str) and EXPONENT_NUMBER.fullmatch(value) and math.isfinite(float(value))
     return float(value) if is_number else value
 

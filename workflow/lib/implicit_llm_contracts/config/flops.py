@@ -76,7 +76,8 @@ def training_flops(
         per token, including the differentiated ones; None counts the maximum that the solver allows.
     Raises: UncountedModel; ValueError for an implicit model without solver, or for fewer evaluations than the minimum
         of a step.
-    Source: unrolled iterations and phantom steps of Schöne et al. 2025, section 2; all others run without gradient.
+    Source: Schöne et al. 2025, section 2: unrolled iterations and phantom steps are differentiated, other evaluations
+        of f are not.
     """
     forward = forward_flops(model, length)
     if solver is None and model.get("is_implicit"):
@@ -93,9 +94,10 @@ def training_flops(
 def last_evaluations(solver: SolverConfig | Mapping[str, Any] | None) -> int:
     """Return the number of evaluations of f after the solve in a training step; 1 for an explicit model.
 
-    In `mode: unrolled` they are the unrolled iterations. All are differentiated, except in a free pass with
-    `gradient: series`, which differentiates the last one; `series_products` replace the others. The products that solve
-    for an implicit gradient are not counted, because their number depends on the data.
+    In `mode: unrolled` these are the unrolled iterations. The step differentiates each of these evaluations, except in
+    a free pass with `gradient: series`, which differentiates only the last one and has `series_products` in its
+    backward pass. The products that solve for an implicit gradient are not counted, because their number depends on the
+    data.
     """
     if solver is None:
         return 1
@@ -104,10 +106,10 @@ def last_evaluations(solver: SolverConfig | Mapping[str, Any] | None) -> int:
 
 
 def series_products(solver: SolverConfig | Mapping[str, Any] | None) -> int:
-    """Return the number of products with (df/dz)^T in the backward pass of `gradient: series`.
+    """Return the number of products with (df/dz)^T in the backward pass of `gradient: series`; 0 for other gradients.
 
     For y = W x, such a product computes only the gradient of x, which is as much work as y. For a product of two
-    activations, the gradients of both are computed, which is twice as much work.
+    activations it computes the gradients of both, which is twice as much work.
     """
     if solver is None or (settings := SolverConfig.of(solver)).mode == "unrolled" or settings.gradient != "series":
         return 0
@@ -154,12 +156,13 @@ def num_parameters(model: Mapping[str, Any]) -> int:
 
 
 def _mamba2_layer(model: Mapping[str, Any], length: int) -> tuple[float, float]:
-    """Return the FLOPs of projections with convolution, and of the scan. Source: Dao and Gu 2024, sections 6 and 7.
+    """Return the FLOPs per token of projections and convolution together, and of the scan.
 
     SSD is masked attention inside a chunk, and a state that is passed from chunk to chunk. A token attends on average
     to (Q+1)/2 positions of its chunk. Each position needs a score C_i B_j for each group (2 G N), which is applied to
-    all inner channels (2 I). The update of the state and the output from it need 2 N I each. The first chunk has no
-    state before it, and the state after the last chunk is not used.
+    all inner channels (2 I). The update of the state and the output from the state need 2 N I each. The first chunk has
+    no state before it, and the state after the last chunk is not used.
+    Source: Dao and Gu 2024, sections 6 and 7.
     """
     inner, _, channels = _mamba2_widths(model)
     projections = 2 * model["hidden_size"] * (_injection_width(model) + inner)
@@ -172,9 +175,9 @@ def _mamba2_layer(model: Mapping[str, Any], length: int) -> tuple[float, float]:
 
 
 def _llama3_layer(model: Mapping[str, Any], length: int) -> tuple[float, float]:
-    """Return the FLOPs of the projections and the MLP at its published width, and those of causal attention.
+    """Return the FLOPs per token of projections and MLP (without padding columns) together, and of causal attention.
 
-    A token attends to (L+1)/2 positions on average. Each position needs a score and a weighted value, 2 H P each over
+    A token attends to (L+1)/2 positions on average. Each position needs a score and a weighted value, each 2 H P over
     all query heads.
     """
     width, mlp = model["hidden_size"], model["intermediate_size"]
@@ -184,7 +187,7 @@ def _llama3_layer(model: Mapping[str, Any], length: int) -> tuple[float, float]:
 
 
 def llama3_widths(model: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the widths H P of query and key; key and value are as wide as each other and may have fewer heads."""
+    """Return the widths H P of query and key. Key and value have equal widths, and may have fewer heads than query."""
     heads = model.get("num_attention_heads") or 1
     head_dim = model.get("head_dim") or model.get("hidden_size", 0) // heads
     return heads * head_dim, (model.get("num_key_value_heads") or heads) * head_dim

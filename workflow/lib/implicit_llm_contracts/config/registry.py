@@ -14,7 +14,7 @@ class NameTaken(UserError, ValueError):
 
 
 class InvalidEntry(UserError, TypeError):
-    """A user's entry lacks something that the entries of its table need."""
+    """A user's entry does not work as the entries of its table must."""
 
 
 class UnknownName(UserError, LookupError):
@@ -22,10 +22,10 @@ class UnknownName(UserError, LookupError):
 
 
 class Declared(str):
-    """A name in an experiment that one of its plugins declares.
+    """A name in an experiment that a plugin of this experiment declares.
 
-    The driver does not import the plugin, so its tables lack the name. `entries`: the entries that the plugin declares
-    under the name, by the `what` of their table.
+    The driver does not import the plugin, so the driver's tables lack the name. `entries`: the entries that the plugin
+    declares under the name, by the `what` of their table.
     """
 
     def __new__(cls, name: str, entries: Mapping[str, Any] | None = None) -> "Declared":
@@ -36,7 +36,7 @@ class Declared(str):
 
 
 class Registry(dict[str, T]):
-    """A table of entries by name.
+    """A table of entries by name; `table[name]` raises UnknownName for an unknown name.
 
     `what`: the noun for an entry in messages, such as "solver method". `is_builtin`: whether a name is reserved, so
     that users cannot use it; by default the names of `builtin` are.

@@ -27,17 +27,18 @@ class SolverConfig(AsGiven):
 
     Training. `mode="unrolled"` differentiates through `num_unroll` iterations; the first is undamped, and `tau` damps
     the others. `mode="fixed_point"` runs up to `max_iter` iterations of `method` without gradient until the relative
-    residual is below `tol`. Then it runs `phantom_steps` differentiated steps z <- (1-tau) z + tau f(z), as in the
-    paper's (max_iter + phantom_steps). `stop` selects the residual that must be below tol before a sequence stops: the
-    sequence's residual over all positions ("sequence"), that of each of its tokens ("token"), or the largest residual
-    of all sequences ("batch", the released code's training criterion). With "batch" all sequences stop together.
+    residual is below `tol`. Then it runs `phantom_steps` differentiated steps z <- (1-tau) z + tau f(z); the paper
+    calls this (max_iter + phantom_steps). `stop` selects the residual that must be below tol before a sequence stops:
+    the sequence's residual over all positions ("sequence"), the residual of each of its tokens ("token"), or the
+    largest residual of all sequences ("batch", the released code's training criterion). With "batch" all sequences stop
+    together.
     `block_len` solves blocks of this many tokens one after another; None solves the whole sequence at once.
 
     Evaluation. `eval_mode` "blockwise" solves blocks of `eval_block_len` tokens from the converged state before them.
     In "sequential" a block is one token, and in "simultaneous" it is the whole sequence. For every `method`, iterations
     are damped by `tau`, and one undamped f closes each block. A block evaluates f at most `eval_max_iter` times in all
     (None: four times `max_iter`), but at least twice. `eval_stop="token"` iterates a block until each of its
-    tokens has converged; with "sequence", the residual over all tokens can hide late tokens that have not. "batch" is
+    tokens has converged. With "sequence", the residual over all tokens can hide that late ones have not. "batch" is
     the released code's evaluation criterion: the norm of f(z) - z over the whole batch, relative to that of z. The mode
     "as_trained" runs the training pass with its settings, from an empty state, and returns no state.
 
@@ -46,7 +47,7 @@ class SolverConfig(AsGiven):
     m < `phantom_steps`, and one backward pass propagates tau times this sum to the weights. This equals the phantom
     gradient if f is linear, or if z hardly changes any more. "series" stores the activations of one step. "implicit"
     runs one step f(z). Its backward pass solves u = g + (df/dz)^T u (implicit function theorem) by Anderson's method to
-    the relative residual `gradient_tol`, with at most as many products as evaluation allows evaluations per block.
+    the relative residual `gradient_tol`, with at most `eval_budget` products.
 
     Source: Schöne et al. 2025, section 2; phantom gradient of Geng et al. 2021, "series" is its Neumann form; blockwise
     evaluation is new here.
@@ -77,7 +78,7 @@ class SolverConfig(AsGiven):
 
     @classmethod
     def of(cls, solver: SolverConfig | Mapping[str, Any], before: SolverConfig | None = None) -> SolverConfig:
-        """Return `solver` if it is a record, else a record of its settings; `before` or defaults supply the others.
+        """Return `solver` if it is a record, else a record of its settings; `before` or the defaults supply the rest.
 
         Raises: ConfigError.
         """
@@ -96,7 +97,7 @@ class SolverConfig(AsGiven):
 
     @property
     def eval_budget(self) -> int:
-        """The maximum number of evaluations of f for one block in evaluation, with the one that closes the block."""
+        """The maximum number of evaluations of f for one block in evaluation, including the one that closes it."""
         return 4 * self.max_iter if self.eval_max_iter is None else self.eval_max_iter
 
     def eval_width(self, length: int) -> int:
@@ -114,7 +115,7 @@ class HasSolver(Protocol):
 
 
 def solver_of(model: object) -> SolverConfig | None:
-    """Return the solver of a model as in `HasSolver`; None for explicit models and models of other packages.
+    """Return the attribute `solver` of a model; None for explicit models and models of other packages.
 
     Wrappers (peft, torch.compile) forward the attribute only on access, so isinstance would not find it.
     """

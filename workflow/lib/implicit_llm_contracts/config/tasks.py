@@ -34,7 +34,7 @@ class TaskKind:
 
 _BUILTIN = {
     WORD_PROBLEM: TaskKind(
-        labels=None,  # the published script shifts its aligned labels
+        labels=None,  # both, because the released script shifts its aligned labels by one token
         accuracy=("accuracy_last10", LAST_TOKENS),
         learns="a word problem: each token is an element of {group}, and the answer at each position is the product of "
         "all elements so far",

@@ -25,7 +25,7 @@ class LibraryCorpus:
     """The documentation and sources of the standard library of the running Python."""
 
     source: Literal["python_library"]
-    # A longer document stops the job. The data job defines the default.
+    # A longer document stops the job. None means the data job's default limit.
     max_document_bytes: Annotated[Count | None, UNLESS_DEFAULT] = None
 
 
@@ -105,7 +105,7 @@ _BabiFile = Annotated[
 
 @dataclass(frozen=True)
 class Stories:
-    """The number of stories of each family, by split."""
+    """The number of stories in each split, for each family (bAbI task)."""
 
     train: Count
     valid: Count
@@ -167,7 +167,7 @@ class TokenShardConfig:
     """The shard `shard` of a text that is divided into `num_shards`. Every field is part of its identity.
 
     corpus_sha256: a digest of all files of a corpus of files. file_sha256: the digests of this shard's files by name.
-    Both are None for another corpus, and if the files were gone when the job was first planned.
+    Both are None for other kinds of corpus, and if the files were missing when the job was first planned.
     """
 
     corpus: Corpus
@@ -188,7 +188,7 @@ class TokenShardConfig:
 
 @dataclass(frozen=True)
 class TokenStreamConfig:
-    """One split of all shards.
+    """One split of a text, from all its shards.
 
     length: tokens per sequence, unless a reader requests another length. tokens: the number of tokens to use, in
     sequences that are spread evenly over the split; None for all.

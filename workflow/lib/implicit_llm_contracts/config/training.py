@@ -111,8 +111,8 @@ class TrainConfig(TaskConfig):
     """The training of one phase of a curriculum.
 
     model: the fields of a Hugging Face configuration with model_type and without solver, and "package", whose import
-        registers the type. A trained model is {"pretrained": folder}, with an optional "sha256", which maps files to
-        the digests that they must have, or {"pretrained": name, "revision": commit} on the hub.
+        registers the type. For a trained model it is {"pretrained": folder}, with an optional "sha256", which maps
+        files to the digests that they must have. For a model on the hub it is {"pretrained": name, "revision": commit}.
     """
 
     model: dict[str, Any]

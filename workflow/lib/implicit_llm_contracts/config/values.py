@@ -10,7 +10,7 @@ _MAX_BATCH, _MAX_ITERATIONS, _MAX_STEPS = 1 << 20, 1_000_000, 1_000_000_000  # m
 
 
 def matching(pattern: str, allowed: str) -> Only:
-    """Return a rule that accepts texts which match the whole pattern."""
+    """Return a rule that accepts a text if `pattern` matches all of it; messages describe the rule by `allowed`."""
     return Only(re.compile(pattern).fullmatch, allowed)
 
 

@@ -11,7 +11,7 @@ from implicit_llm_contracts.config.values import SOME, Count, Fraction, Number
 from implicit_llm_contracts.errors import UserError
 
 BUILTIN_GROUP = re.compile(r"([SAZ])([1-9][0-9]*)")
-GROUPS: Registry[Any] = Registry("group", {}, BUILTIN_GROUP.fullmatch)  # the tables of plugins' groups
+GROUPS: Registry[Any] = Registry("group", {}, BUILTIN_GROUP.fullmatch)  # only the groups of plugins
 MONOID_ORDERS = {"none": 1, "aperiodic": 4}
 # The largest table has 64 MiB in uint16: S7 fits (5,040 elements), and every table is built in about a second or less.
 MAX_ORDER = 5792
@@ -30,7 +30,7 @@ def group_order(name: str) -> int:
     """
     if GROUPS.knows(name):
         return name.entries[GROUPS.what] if isinstance(name, Declared) else GROUPS[name].order
-    match = BUILTIN_GROUP.fullmatch(name[:6])  # more digits are too many in any case
+    match = BUILTIN_GROUP.fullmatch(name[:6])  # a longer name is refused, because its number is too large
     family, size = (match[1], int(match[2])) if match else ("", 0)
     if not 0 < size <= LARGEST_N.get(family, 0):
         raise UnknownGroup(f"group: {name[:20]!r} is no group, built in or of a plugin; use one of {VALID_GROUPS}")
@@ -53,7 +53,7 @@ class WordProblemConfig:
     """The training set or one test set of a word problem. Every field is part of its identity.
 
     group: S<n>, A<n>, Z<n> or a plugin's group. hard_fraction: the probability that a token is drawn from the whole
-    group; otherwise it is the identity. With several values, sample i uses that at index i modulo their number.
+    group; otherwise it is the identity. With n values, sample i uses the value at index i modulo n.
     length: tokens per sample. shard_samples: samples per shard; the last shard may have fewer. seed: training and
     test set of one seed come from separate random streams, but very short sequences can be equal by chance. file,
     sha256: a file of the authors' generator and its digest; the file's first samples replace the random ones.

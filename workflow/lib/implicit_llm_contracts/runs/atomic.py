@@ -52,7 +52,10 @@ class StorageError(UserError, OSError):
 
 @contextmanager
 def storage_errors(path: Path, needed_bytes: int | None = None) -> Iterator[None]:
-    """Replace an OSError while writing `path` by a StorageError if the user can fix it; others pass unchanged."""
+    """Replace an OSError in the block by a StorageError about `path` if the user can fix it; others pass unchanged.
+
+    `needed_bytes`: for the message of a full disk.
+    """
     try:
         yield
     except OSError as error:
@@ -109,8 +112,8 @@ def write_once(path: Path, data: bytes | str) -> None:
 def new_file(path: Path, needed_bytes: int | None = None) -> Iterator[BinaryIO]:
     """Yield a temporary file that is renamed to `path` at the end of the block, or deleted after an error.
 
-    Raises: StorageError, also if another file in the block causes the error; the message names `needed_bytes` if the
-    disk is full.
+    Raises: StorageError for any storage error in the block, also of other files; the message names `needed_bytes` if
+    the disk is full.
     """
     tmp = temporary_name(path)
     with storage_errors(path, needed_bytes):
@@ -178,8 +181,8 @@ def commit_directory(tmp_dir: Path, final_dir: Path) -> None:
 def new_directory(final_dir: Path, needed_bytes: int | None = None) -> Iterator[Path]:
     """Yield a temporary directory that is moved to `final_dir` at the end of the block, or deleted after an error.
 
-    Raises: StorageError, also if another file in the block causes the error; the message names `needed_bytes` if the
-    disk is full.
+    Raises: StorageError for any storage error in the block, also of other files; the message names `needed_bytes` if
+    the disk is full.
     """
     tmp_dir = temporary_name(final_dir)
     try:
@@ -261,13 +264,13 @@ POLL_S = 0.5
 
 
 def wait_for_files(paths: Iterable[Path]) -> None:
-    """Wait until all `paths` exist or the time is over; code that then reads a missing file reports it.
+    """Wait until all `paths` exist, or until the time is over; files may then still be missing.
 
-    The time is a minute in a Slurm job, whose inputs other machines have written, and zero elsewhere. The environment
-    variable IMPLICIT_LLM_LATENCY_WAIT_S sets another time. Raises: UserError for a wrong value of it.
+    The time is a minute in a Slurm job, whose inputs other machines may have written, and zero elsewhere. The
+    environment variable IMPLICIT_LLM_LATENCY_WAIT_S sets another time. Raises: UserError for a wrong value of it.
     """
     end = time.monotonic() + default_wait_s()
-    missing = [path for path in paths if not os.path.exists(path)]  # errors count as absence
+    missing = [path for path in paths if not os.path.exists(path)]  # a path that cannot be checked counts as missing
     if not missing:
         return
     if time.monotonic() < end:

@@ -19,11 +19,14 @@ _hits: Counter[str] = Counter()
 
 
 class FaultInjected(Exception):
-    """A fault point of the kind `raise` was passed."""
+    """The process passed a point at which a fault of the kind `raise` was injected."""
 
 
 def point(name: str) -> None:
-    """Mark a point at which a fault can be injected; `name` must be a literal, so that the tests find it."""
+    """Mark a point at which a fault can be injected; `name` must be a literal, so that the tests find it.
+
+    Raises: the injected error; ValueError if IMPLICIT_LLM_FAULT is wrong.
+    """
     faults, trace = os.environ.get(VARIABLE), os.environ.get(f"{VARIABLE}_TRACE")
     if faults is None and trace is None:
         return

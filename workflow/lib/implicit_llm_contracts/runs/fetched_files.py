@@ -107,7 +107,7 @@ class Fetched:
 
 
 def find_fetched(wanted: HubFiles, downloads: Path) -> Fetched | None:
-    """Return the record of the finished fetch; None if nothing was fetched, so any files are those of the user.
+    """Return the record of the finished fetch, or None if nothing was fetched and any files are the user's own.
 
     Raises: FetchedFilesError if the fetch is unfinished or of another revision, if its record is damaged, or if a file
     is missing or has another size.

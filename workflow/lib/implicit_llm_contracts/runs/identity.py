@@ -1,4 +1,4 @@
-"""Define the identity of a run (all on which its result depends), its fingerprint, and the JSON for digests."""
+"""Define the identity of a run (everything that its result depends on), its fingerprint, and the JSON for digests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class IdentityError(UserError):
 class Identity:
     """The settings, code and inputs on which a run's result depends; the name is not part of the fingerprint.
 
-    code: the code digest.
+    code: the digest of the code that the job runs.
     """
 
     stage: str
@@ -81,7 +81,7 @@ class Identity:
 
 
 def run_and_phase(name: str, config: Mapping[str, Any]) -> tuple[str, str | None]:
-    """Return the run and the phase in a training job's name: the run without its seed, None for a missing phase."""
+    """Return the run (without its seed) and the phase in a training job's name; the phase is None if it is missing."""
     run, _, phase = name.partition("/")
     return run.removesuffix(f"-s{config.get('seed')}"), phase or None
 

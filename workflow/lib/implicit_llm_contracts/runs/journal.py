@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class JournalError(UserError):
-    """A line of a journal is damaged, and is not just an incomplete last line."""
+    """A complete line of a journal is damaged."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Journal:
         self._append({"kind": "event", "name": name, "time": now(), **fields})
 
     def rewind(self, step: int) -> None:
-        """Record on resume, before the first new point, that the state is that after `step` steps."""
+        """Record that the stage resumes from the state after `step` steps; call this before the first new point."""
         self._append({"kind": "rewind", "step": int(step), "time": now()})
 
     def flush_to_disk(self) -> None:
@@ -89,7 +89,7 @@ class Journal:
             os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Try to write the waiting lines once more, then close the file."""
+        """Try to write the waiting lines once more, ignore a StorageError, and close the file."""
         if self._descriptor is not None:
             with suppress(StorageError):
                 self._write_waiting()
@@ -156,7 +156,7 @@ def read(path: Path) -> list[Point]:
 
 
 def points_of(records: Iterable[Mapping[str, Any]]) -> list[Point]:
-    """Return the points of these records; a rewind drops the points before it whose step is larger than its own."""
+    """Return the points of these records; a rewind to step n drops the earlier points of steps above n."""
     points: list[Point] = []
     for record in records:
         if record["kind"] == "metrics":

@@ -3,8 +3,8 @@
 The processes of a job report in a folder on a file system that all nodes share:
 
     ready-<node>-<rank>     the id of a process that can handle stop signals
-    end-<rank>.json         how a process ended that failed or was stopped
-    deaths-<node>.json      the processes of a node that ended with an error, as its launcher saw them
+    end-<rank>.json         why a process fails or stops, recorded by the process itself
+    deaths-<node>.json      the processes of a node that ended with an error, recorded by their launcher
 
 The executor reads the progress of a job and the reason of its failure from the file that SUBMITIT_JOB_STATUS names:
 
@@ -33,7 +33,8 @@ FOLDER_VARIABLE, NODE_VARIABLE = "IMPLICIT_LLM_LAUNCH_FOLDER", "IMPLICIT_LLM_LAU
 WORLD_VARIABLE = "IMPLICIT_LLM_LAUNCH_WORLD_SIZE"
 STATUS_VARIABLE = "SUBMITIT_JOB_STATUS"
 _PR_SET_PDEATHSIG = 1  # as in linux/prctl.h
-# The failure classes of a process that ends because another one has ended, or because it was stopped.
+# Failure classes that do not show the cause: such a process may have ended because another process ended, or because a
+# user or the launcher stopped it.
 _UNSPECIFIC = (None, "bug", "preempted")
 
 
@@ -41,8 +42,8 @@ _UNSPECIFIC = (None, "bug", "preempted")
 class ProcessEnd:
     """The end of a process or of the job.
 
-    failure_class: "" for success, None if only the exit code is known or the process was interrupted. time_s: the time
-    by the clock of the process's node, for the order of ends.
+    failure_class: "" for success, None if only the exit code is known or the process was interrupted. time_s: seconds
+    since 1970 by the clock of the process's node, for the order of ends.
     """
 
     rank: int
@@ -91,7 +92,10 @@ class LaunchFolder:
         return {int(path.read_text()) for path in self.path.glob(f"ready-{node}-*")}
 
     def record_end(self, error: BaseException, rank: int | None = None) -> None:
-        """Record why this process ends. `rank`: that of this process by default; below 0 for the agent of a node."""
+        """Record why this process ends; ignore storage errors.
+
+        `rank`: by default the rank of this process; below 0 for the agent of a node, which starts processes.
+        """
         code = getattr(error, "exit_code", None) or getattr(error, "code", None) or 1
         rank = int(os.environ["RANK"]) if rank is None else rank
         message = " ".join(str(error).split()) or type(error).__name__
@@ -106,7 +110,7 @@ class LaunchFolder:
         write_json(self.path / f"deaths-{node}.json", deaths)
 
     def verdict(self, code: int) -> ProcessEnd:
-        """Return why the job ended, from all records here and the exit code of its launcher, which is 0 for success."""
+        """Return why the job ended, from all records in this folder and the launcher's exit code (0 for success)."""
         ends = [ProcessEnd(**json.loads(path.read_bytes())) for path in self.path.glob("end-*.json")]
         told = sorted(self.path.glob("deaths-*.json"))
         deaths = [Death(**item) for path in told for item in json.loads(path.read_bytes())]
@@ -128,8 +132,8 @@ def die_with(parent: int) -> None:
 def judge(code: int, ends: list[ProcessEnd], deaths: list[Death]) -> ProcessEnd:
     """Return the one reason for the end of a job, which decides whether the job is retried.
 
-    If one process ends, the others fail with lost connections. So the first choice is the preemption of rank 0, then a
-    specific error that a process recorded, then a process that was killed, and only then any other error.
+    If one process ends, the other processes fail with lost connections. So the first choice is the preemption of rank
+    0, then a specific error that a process recorded, then a process that was killed, and only then any other error.
     code: the launcher's exit code, 0 for success. ends: in the order of time.
     """
     if code == 0:
@@ -137,7 +141,7 @@ def judge(code: int, ends: list[ProcessEnd], deaths: list[Death]) -> ProcessEnd:
     stopped = [end for end in ends if end.rank == 0 and end.code == Preempted.exit_code]
     specific = [end for end in ends if end.failure_class not in _UNSPECIFIC]
     told = {end.rank for end in ends}
-    # The launcher ends the remaining processes by SIGTERM.
+    # The launcher ends the remaining processes by SIGTERM, so this signal is not the reason.
     unsaid = [death.end() for death in deaths if death.rank not in told and death.code != -signal.SIGTERM]
     killed = [end for end in unsaid if end.failure_class is not None]
     unknown = ProcessEnd(-1, code if code > 0 else 128 - code, None, f"the processes ended with code {code}")
@@ -145,7 +149,7 @@ def judge(code: int, ends: list[ProcessEnd], deaths: list[Death]) -> ProcessEnd:
 
 
 def start_attempt() -> None:
-    """Delete the reason why an earlier attempt failed, but keep its progress."""
+    """Delete an earlier attempt's failure from the status file, but keep its progress."""
     _change(lambda values: {key: value for key, value in values.items() if key == "progress"})
 
 
@@ -155,9 +159,10 @@ def report_progress(progress: Any) -> None:
 
 
 def report_failure(error: BaseException) -> None:
-    """Report why the job fails, but keep an earlier reason, and ignore an interrupt and an exit other than 75.
+    """Write to the status file why the job fails, unless it has a reason already.
 
-    A process with a launcher records its end for the launcher instead, whatever the error is.
+    Errors without a failure class (`failure_class_of`) are ignored. A process with a launcher records its end for the
+    launcher instead, whatever the error is.
     """
     if folder := LaunchFolder.of_this_process():
         folder.record_end(error)

@@ -1,4 +1,4 @@
-"""Set up a stage's logging to stderr and a file. Libraries log warnings to the file only, and errors to both."""
+"""Set up a stage's logging to stderr and a file. A library's warnings appear only in the file, its errors in both."""
 
 import logging
 import os
@@ -88,7 +88,7 @@ def _is_for_stderr(record: logging.LogRecord) -> bool:
 
 
 def wants_bar(progress: str = "auto") -> bool:
-    """Return whether `progress` selects a bar; "auto" does on a terminal, but not in a process of Snakemake."""
+    """Return whether to show a progress bar; "auto" shows it on a terminal, but not in a process of Snakemake."""
     if progress != "auto":
         return progress == "bar"
     return sys.stderr.isatty() and not any(key.startswith("SNAKEMAKE") for key in os.environ)

@@ -1,4 +1,4 @@
-"""Define the manifest, which records the identity and the files of a finished run. Equal runs have equal bytes.
+"""Define the manifest, which records the identity and the files of a finished run. Equal runs have equal manifests.
 
     {"format": 1, "stage": "train", "name": "a5-s0/free", "fingerprint": "<sha256>",
      "identity": {"config": {...}, "code": "<sha256>", "upstream": {"data": "<fingerprint>"}},
@@ -26,7 +26,7 @@ from implicit_llm_contracts.runs.identity import Identity
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-IDENTITY_KEYS = ("stage", "name", "fingerprint", "config")  # the fields by which MLflow knows a run
+IDENTITY_KEYS = ("stage", "name", "fingerprint", "config")  # the fields of an identity that MLflow needs
 Reads = Callable[[PurePosixPath], bool]  # whether a job reads this path below a run directory
 
 
@@ -89,7 +89,7 @@ class Manifest:
         return (json.dumps(content, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
     def write(self, path: Path) -> None:
-        """Write the manifest atomically to the file `path`."""
+        """Write the manifest atomically to the file `path`. Raises: StorageError."""
         write_atomic(path, self.to_bytes())
 
     @classmethod

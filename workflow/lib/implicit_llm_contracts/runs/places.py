@@ -1,4 +1,4 @@
-"""Find the files of the project, the downloads, and folders with tasks of lm-eval."""
+"""Find the project's own files, the downloads folder and files in it, and folders with tasks of lm-eval."""
 
 import glob
 import os
@@ -44,7 +44,7 @@ def local_files(pattern: str, downloads: Path) -> list[tuple[str, Path]]:
 
 
 def corpus_files(patterns: Iterable[str], downloads: Path) -> dict[str, Path]:
-    """Return the paths of the files by their names: in the order of `patterns`, sorted within a pattern, each once."""
+    """Return the paths of the matching files by name: in the order of `patterns`, then sorted, and each file once."""
     found: dict[Path, tuple[str, Path]] = {}
     for pattern in patterns:
         for name, path in local_files(pattern, downloads):

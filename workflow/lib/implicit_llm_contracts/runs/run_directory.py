@@ -1,9 +1,9 @@
 """Define the run directory: the places of a run's artifacts, the lock of their writer, and their publication.
 
     results/<config>/<stage>/<name>/
-        manifest.json, provenance.json     published copies of these files of the result that the plan wants
+        manifest.json, provenance.json     copies from the work folder of the published result
         job.log                            a link to the log of all starts of that result
-        work/.lock
+        work/.lock                         held by the job that writes here
         work/<first 16 of fingerprint>/    all files of one identity: artifacts, journal.jsonl, provenance.json, ...
             commit.json                    the manifest; a result without it is not finished
             manifest.json                  a copy of commit.json for Snakemake, which runs the job if it is missing
@@ -11,7 +11,7 @@
                                            run directory, for people
             again                          a request to the next job to compute the finished result again
             freed.json                     a note that larger files were deleted to free disk space
-        work/<...>.previous/               a finished result that is computed again, until the new one is committed
+        work/<...>.previous/               the old result while it is computed again, until the new one is committed
 
 Snakemake deletes the declared outputs of a rule before its job starts and after it failed, so the commit is a separate
 file. Older folders have only manifest.json, which then counts as the commit.
@@ -56,7 +56,8 @@ class ResultError(Exception):
 def locked(path: Path, busy: Callable[[str], UserError]) -> Iterator[None]:
     """Hold a lock on the file `path`; the kernel releases the lock when the process ends for any reason.
 
-    Raises: StorageError; the error that `busy` returns for the present holder, such as "process 7 on HOST".
+    Raises: StorageError; if another process holds the lock, the error `busy(holder)`, where the holder is a text such
+        as "process 7 on HOST".
     """
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,13 +75,13 @@ def locked(path: Path, busy: Callable[[str], UserError]) -> Iterator[None]:
         os.pwrite(descriptor, f"{_this_process()}\n".encode(), 0)
         yield
     finally:
-        if descriptor in _held_locks:  # false in a forked child, which has closed it
+        if descriptor in _held_locks:  # false in a forked child, which has closed the descriptor
             _held_locks.remove(descriptor)
             os.close(descriptor)
 
 
 def _this_process() -> str:
-    """Return the name of this process in a lock file; a user stops a process of a Slurm job by the id of the job."""
+    """Return the name of this process in a lock file, with the id by which a user can stop its Slurm job, if any."""
     array, task = (os.environ.get(f"SLURM_ARRAY_{name}", "") for name in ("JOB_ID", "TASK_ID"))
     job = f"{array}_{task}" if array else os.environ.get("SLURM_JOB_ID", "")
     return f"process {os.getpid()} on {socket.gethostname()}{f' in Slurm job {job}' if job else ''}"
@@ -127,10 +128,10 @@ class RunDirectory:
             os.replace(path, self.work / path.name)
 
     def find_done(self) -> Manifest | None:
-        """Return the manifest of the finished result, or None if it is not there or a file is missing or changed.
+        """Return the manifest of the finished result, or None if there is none or a file is missing or changed.
 
         The first changed file, or a wrong manifest, is renamed to `*.bad`, so that the stage does not resume from it.
-        The caller must hold the lock. Stages check other files before they reuse them.
+        The caller must hold the lock. Files that the manifest does not record are not checked.
         """
         if (path := committed(self.work)) is None:
             return None
@@ -161,7 +162,10 @@ class RunDirectory:
         return manifest
 
     def republish(self, manifest: Manifest) -> None:
-        """Copy a manifest and its declared files to the work folder, publish them, and delete the result set aside."""
+        """Copy a manifest and its declared files to the work folder, and publish the result in the run directory.
+
+        The previous result, which `prepare` set aside, is deleted. Raises: ManifestError, StorageError.
+        """
         _copy(manifest, self.path, self.work)
         show_result(self.path, self.work)
         faults.point("publish.after_manifest")
@@ -200,7 +204,7 @@ def _copy(manifest: Manifest, run_dir: Path, folder: Path) -> None:
 
 
 def declared_files(manifest: Manifest, run_dir: Path) -> dict[str, Path]:
-    """Return the declared files in the work folder of a result by the paths of their copies below the run directory."""
+    """Return the paths of a result's declared files, by the path of their copy relative to the run directory."""
     folder = work_directory(run_dir, manifest.fingerprint) / DECLARED
     paths = [run_dir / record.path for record in manifest.files]
     return {path.relative_to(folder).as_posix(): path for path in paths if path.is_relative_to(folder)}
@@ -223,7 +227,10 @@ def show_result(run_dir: Path, work: Path) -> None:
 
 
 def is_result_shown(run_dir: Path, work: Path) -> bool:
-    """Return whether the run directory has equal copies of the work folder's manifest and declared files."""
+    """Return whether the run directory has equal copies of the work folder's manifest and declared files.
+
+    A declared file whose name has no dot is not compared.
+    """
     pairs = {path: run_dir / path.relative_to(work / DECLARED) for path in (work / DECLARED).rglob("*.*")}
     pairs[committed(work) or work / COMMIT] = run_dir / MANIFEST
     try:
@@ -248,7 +255,10 @@ def is_done(work: Path) -> bool:
 
 
 def committed_below(root: Path) -> Iterator[Path]:
-    """Yield the manifest paths of all finished results below `root`, also of former settings and those set aside."""
+    """Yield the manifest paths of all finished results below `root`.
+
+    These include results of former settings, and previous results that are computed again.
+    """
     works = (work for run_dir in run_directories(root) for work in sorted(run_dir.glob(f"{WORK}/*/")))
     return filter(None, map(committed, works))
 

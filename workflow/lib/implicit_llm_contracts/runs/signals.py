@@ -29,14 +29,14 @@ def handle(number: signal.Signals, handler: Callable[[int, FrameType | None], An
 
 
 def restore(number: signal.Signals, previous: object) -> None:
-    """Restore the previous handler of a signal."""
+    """Restore the handler `previous` of a signal, which `handle` returned."""
     signal.signal(number, previous)  # type: ignore[arg-type]
     if not callable(previous) or previous is signal.default_int_handler:
         _handled.discard(number)
 
 
 def _hold_back() -> None:
-    """Block handled signals before a fork; a child that gets one before it drops its handlers would lose the signal."""
+    """Block handled signals before a fork, because the child would lose them until it has dropped its handlers."""
     _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _handled)
 
 

@@ -44,8 +44,8 @@ class Input:
 class StageContext:
     """The context in which the body of a stage runs. The body writes only below `work`.
 
-    Files below `work / "declared"` that the result names are also copied to the same path in two folders: in `work`,
-    where Snakemake expects the outputs of a rule, and in the run directory.
+    Files below `work / "declared"` that the result names are also copied to two folders, with the same relative path:
+    to `work`, where Snakemake expects the outputs of a rule, and to the run directory.
     """
 
     stage: str
