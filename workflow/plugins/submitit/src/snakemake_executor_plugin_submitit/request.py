@@ -86,7 +86,7 @@ class Job(SubmittedJobInfo):
         return JobPaths(self.record.folder, self.record.job_id, task_id=0).stderr
 
     def save(self, **changes: Any) -> None:
-        """Change the record, also on disk."""
+        """Change fields of the record, also on disk. Raises: OSError."""
         self.record = replace(self.record, **changes)
         self.external_jobid = self.record.job_id or None
         store.save(self.files, self.record)
@@ -193,7 +193,7 @@ def number(resources: Mapping[str, Any], name: str, is_whole: bool = True) -> An
 
 
 def signal_delay_s(limit_min: int, settings: ExecutorSettings) -> int:
-    """Return the seconds of notice before the time limit, at most a third of this limit."""
+    """Return how many seconds before its time limit a job gets the signal: at most a third of the limit, at least 1."""
     return max(1, min(settings.signal_delay_s, limit_min * 20))
 
 
