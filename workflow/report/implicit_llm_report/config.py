@@ -49,7 +49,7 @@ class MissingResult:
     """A missing result. `state`: the state of its job in `implicit-llm status`; `command`: the command that makes it.
 
     Only evaluations have the other fields. `config`: the settings of the evaluation. `data`: the settings of its data
-    sets by name. `is_implicit`: whether its model is implicit; None for a model that must be imported to know this.
+    sets by name. `is_implicit`: whether its model is implicit; None if this is unknown until the model is imported.
     `training`: the fields of its records that follow from the training settings; empty unless the evaluation or a job
     before it is running or queued.
     """
@@ -82,7 +82,7 @@ class ReportJob:
 
 @dataclass(frozen=True)
 class DataPart:
-    """A part of the data set `data`: its `split` "train", "valid", "validation" or "test", or its "tokenizer"."""
+    """The name of a data set, and its part `split`: "train", "valid", "validation", "test" or "tokenizer"."""
 
     data: str | None = None
     split: str | None = None
@@ -94,8 +94,8 @@ class Front:
 
     figures: the names of the figures, the most important one first. If empty, the page shows the first five that have
     data, from the list in page/front.py and then from plugins. models: patterns of the names that readers see, such as
-    "S5, *". They select the models in figures, and put these models first in tables. If empty, figures show the first
-    six models of each test. Raises: ValueError for more than five figures.
+    "S5, *". Figures show only these models (except FEW_LINES in page/front.py), and tables with many rows prefer them.
+    If empty, figures show the first six models of each test. Raises: ValueError for more than five figures.
     """
 
     figures: tuple[str, ...] = ()

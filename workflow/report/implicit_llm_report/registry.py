@@ -13,12 +13,12 @@ from implicit_llm_report.config import FOLDER, read_yaml
 class Entry:
     """A figure or a table; registry.yaml documents `needs`. Only tables have the fields after `caption`.
 
-    The following names of columns are those of the frame (inputs/frame.py). title, text: the heading and text above the
-    tables. by: each combination of values in these columns has a table. rows: each combination of values in these
-    columns has a row of its table. across: the values of this column head the columns of a table. All cells then show
-    the first metric, or each cell its own metric if `metrics` is empty. Without `across`, each metric has a column.
-    metrics: the headings by metric. over: the column over which the spread is computed. foot: a metric of the test
-    itself, shown in the last row.
+    `by`, `rows`, `across` and `over` name columns of the frame (inputs/frame.py). title, text: the heading and text
+    above the tables. by: each combination of values in these columns has a table. rows: each combination of values in
+    these columns has a row in its table. across: the values of this column head the columns of a table. All cells then
+    show the first metric, or each cell its own metric if `metrics` is empty. Without `across`, each metric has a
+    column. metrics: the headings by metric. over: the column over which the spread is computed. foot: a metric of the
+    test itself, shown in the last row.
     """
 
     needs: Mapping[str, Any] = field(default_factory=dict)

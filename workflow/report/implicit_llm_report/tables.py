@@ -184,7 +184,7 @@ def source_words(source: Mapping[str, Any]) -> str:
 
 
 def files_of(tables: Sequence[Table], published: Published, metrics: Metrics) -> dict[str, str]:
-    """Return the texts of two files: "csv" with all numbers of the models and their ranges, and "tex" for booktabs."""
+    """Return the texts of two files: "csv" with all numbers and their ranges, and "tex" with the tables in LaTeX."""
     cells = [
         cell
         for table in tables

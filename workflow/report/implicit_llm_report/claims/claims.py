@@ -1,8 +1,8 @@
 """Judge the claims of claims.yaml by the measured numbers.
 
-A claim names a measure (measure.py) and a bound on its number, which every model that matches the measure has. The best
-run decides some claims: they are reproduced if all numbers of one run meet the bound. A good setting of a sweep is then
-enough, although other settings are bad. All models must meet the bound of any other claim, and the model with the
+A claim names a bound and a measure (measure.py), which computes a number for each matching model or pair of models. The
+best run decides some claims: they are reproduced if all numbers of one run meet the bound. A good setting of a sweep is
+then enough, although other settings are bad. All models must meet the bound of any other claim, and the model with the
 smallest margin is shown.
 
 A number meets its bound if every seed (or pair of seeds) does, and misses it if none does. If the seeds disagree, the

@@ -19,7 +19,7 @@ LACKING = "not finished"  # the text for a claim that lacks a planned number
 ORDER = (HOLDS, BY_SEED, UNDECIDED, FAILS, MISSING)
 SEVERITY = (HOLDS, UNDECIDED, BY_SEED, MISSING, FAILS)  # from the best verdict to the worst
 FEW_SAMPLES = 256  # below this number of test sequences, the short table shows the 95 % interval
-PROJECT, OWN = "project", "this project"  # `origin` of new claims, and `where` of unpublished ones
+PROJECT, OWN = "project", "this project"  # `origin` of new claims, and `where` of unpublished claims
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ def _range(low: float, high: float, form: str) -> str:
 
 
 def _bound(entry: Entry) -> tuple[str, ...]:
-    """Return the bound of the claim if the verdict is that a seed missed it."""
+    """Return the bound of the claim if the verdict is "not reproduced" or "depends on the seed"."""
     sign, bound = entry["condition"].split()
     is_missed = entry["verdict"] in (BY_SEED, FAILS)
     return (f"needs {sign} {shown(float(bound), entry['form'])}{UNITS[entry['form']]}",) if is_missed else ()

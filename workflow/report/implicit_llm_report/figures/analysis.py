@@ -46,9 +46,9 @@ AS_TRAINED = "as trained"  # in the column `at`, for rows without a swept value
 
 
 def swept_rows(given: Given) -> pd.DataFrame:
-    """Return the rows of each test and swept setting, with those of the same models unswept and of explicit models.
+    """Return the rows of each test and swept setting, then rows of the same models unswept and of explicit models.
 
-    The column `at` of the unswept rows and of explicit models is AS_TRAINED.
+    In these other rows, the column `at` is AS_TRAINED.
     """
     frame, found = given.frame, []
     for kind, (measure, _) in MEASURES.items():

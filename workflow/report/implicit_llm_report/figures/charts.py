@@ -1,4 +1,4 @@
-"""Draw panels of lines from the metrics of a DataFrame, with their axes.
+"""Draw panels of lines, with their axes, from rows of the frame (inputs/frame.py).
 
 A line is the median of the seeds, because their mean can be far from every seed: it is 66 % for seeds at 99, 1 and
 99 %. Thin lines show the single seeds if all points have equally many. Marks are means, and so are the levels of models
@@ -132,10 +132,7 @@ def chart_figure(
 
 
 def _shortly_named(chart: Chart) -> Chart:
-    """Return the chart with the short names of its lines if these differ, else with their labels without shared words.
-
-    Only words at the start of all labels are removed.
-    """
+    """Return the chart with the short names of its lines if these differ, else without the common start of labels."""
     labels, shorts = {line.label for line in chart.lines}, {line.short for line in chart.lines}
     shared = os.path.commonprefix(list(labels)) if len(labels) > 1 else ""  # noqa: RUF071  (letters, no path)
     start = max(shared.rfind(end) for end in "- ") + 1

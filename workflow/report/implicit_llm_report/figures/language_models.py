@@ -70,7 +70,7 @@ def _decorate_perplexity(axis: Axes, test: Group) -> None:
 def perplexity_by_parameters(given: Given) -> Figure | None:
     """Draw perplexity at the training length by size, one panel per family and test set; None without several sizes.
 
-    Of competing models, only the one with the best score is drawn, and none if no score chooses.
+    Of competing models, only the one with the best score is drawn, and none of them if they have no score.
     """
     rows = headlines(given.perplexities).query("length_factor == 1")
     kinds = [
@@ -113,7 +113,7 @@ def _decorate_sizes(axis: Axes, test: Group) -> None:
 def curriculum(given: Given) -> Figure | None:
     """Draw perplexity by share of the bounded phase, one panel for each test set of each implicit run with branches.
 
-    Return None without such a run. It has at least two branches, which start at different steps.
+    A run needs at least two branches that start at different steps. Return None without such a run.
     """
     rows, charts = headlines(given.perplexities).query("length_factor == 1"), []
     for run in groups(rows[rows["is_implicit"].astype(bool)], ("run", "data")):

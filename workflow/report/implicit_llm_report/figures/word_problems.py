@@ -66,10 +66,10 @@ def _any(is_one: pd.Series, by: pd.DataFrame) -> pd.Series:
 
 
 def without_fraction_sweep(rows: pd.DataFrame) -> pd.DataFrame:
-    """Remove models that only differ in the training share of hard tokens, which have a figure of their own.
+    """Remove the models of a sweep over the training share of hard tokens, which has a figure of its own.
 
-    A task with at most MANY_SHARES such shares loses no models. In another task, only the shares remain at which a
-    model was evaluated in several modes; if there is no such share, all remain.
+    The models of a task form a sweep if they have more than MANY_SHARES shares. Of these, only the shares remain at
+    which a model was evaluated in several modes; if there is no such share, all remain.
     """
     share = "train_hard_fraction"
     has_few = rows.groupby(TASK, dropna=False)[share].transform("nunique", dropna=False) <= MANY_SHARES

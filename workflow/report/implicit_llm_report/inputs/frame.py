@@ -111,7 +111,7 @@ def shares_of(hard: float | tuple[float, ...]) -> tuple[float, ...]:
 
 
 def is_close(first: float | None, second: float | None, tolerance: float) -> bool:
-    """Return whether two positive numbers differ by at most the share `tolerance` of the larger; False for None, 0."""
+    """Return whether two positive numbers differ by at most `tolerance` times the larger one; False for None or 0."""
     return bool(first and second and abs(first - second) <= tolerance * max(first, second))
 
 
@@ -130,7 +130,7 @@ def count_words(count: int, noun: str) -> str:
 
 @dataclass(frozen=True)
 class Spread:
-    """The measured values of a number, one for each seed, record or pair of seeds; `num_missing` have no value."""
+    """The measured values of a number over seeds, records or pairs of seeds; `num_missing` of these have no value."""
 
     values: tuple[float, ...] = ()
     num_missing: int = 0
@@ -266,12 +266,12 @@ def serial_steps(record: Mapping[str, Any]) -> float | None:
 
 
 class _Derived:
-    """The columns of a record that depend on other records; `records` are all of its kind, except those of sweeps.
+    """A calculator of the columns that depend on several records; `records`: all of one kind, except those of sweeps.
 
     `name`: the name of the run that readers see, and its phase if several phases of the run have results of this kind.
     `label`: equal to `name` if `names` has the run. The label of another run is "explicit", or "implicit" with the
     phase that `name` has. `is_headline`: whether the mode represents the model in figures and claims. Of the modes with
-    the most test sets, this is the first by `mode_rank`; a swept mode never is. `budget`: "bounded" for those phases of
+    the most test sets, it is the first by `mode_rank`, and never a swept one. `budget`: "bounded" for those phases of
     a run that allow the fewest iterations, "free" for its other phases; None if all allow equally many. `choice`: a
     score of the run; of several competing runs, the one with the lowest score is chosen. The score is the training loss
     at the end for language models, and the error on the validation set for CatbAbI; other kinds have none. If all
@@ -362,7 +362,7 @@ def _hashable(value: Any) -> Any:
 
 
 def _reading(record: Mapping[str, Any]) -> tuple:
-    """Return the key of the records that have one headline mode: their run, phase, and for CatbAbI the protocol."""
+    """Return the key of the records that share one headline mode: their run, phase, and for CatbAbI the protocol."""
     return record.get("run"), record.get("phase"), record.get("protocol")
 
 

@@ -41,7 +41,7 @@ class Source:
 
     @property
     def anchor(self) -> str:
-        """The id of the source on the page."""
+        """The HTML id of the source on the page of all numbers."""
         return "run-" + "".join(letter if letter.isalnum() else "-" for letter in self.role)
 
 

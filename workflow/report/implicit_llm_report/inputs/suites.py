@@ -1,4 +1,4 @@
-"""Read the suites in downstream.yaml, which are tasks that are reported together, and compute their averages."""
+"""Read the suites in downstream.yaml and compute their averages. A suite is a set of tasks reported together."""
 
 import math
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ def load_suites(path: Path = FOLDER / "inputs/downstream.yaml") -> tuple[Suite, 
 
 
 def with_suites(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the frame with the columns `suite` and `column` of downstream tasks, and with rows for the averages.
+    """Return the frame with `suite` and `column` filled for downstream tasks, and with rows for the averages.
 
     An average of a model, mode and seed is NaN if any of its columns has no number, and has no row if none of them has
     a row. A task outside all suites gets a column for each of its metrics. For a task in a suite, metrics that no

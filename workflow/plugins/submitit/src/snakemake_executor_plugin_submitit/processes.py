@@ -3,8 +3,8 @@
 Slurm sends SIGUSR2 before the time limit (`--signal`) and, if the cluster is configured so, before a preemption.
 SIGTERM comes with scancel and with a preemption. The ProctrackType determines which processes Slurm signals: with
 `cgroup` submitit's own process and the tasks of further `srun` steps, with `linuxproc` all processes of a step.
-`Relay` signals once each process with a handler, except Snakemake. Snakemake and its shell must live until the training
-run has written its checkpoint.
+`Relay` signals each process with a handler once, except Snakemake and srun. Snakemake and its shell must live until the
+training run has written its checkpoint.
 """
 
 from __future__ import annotations

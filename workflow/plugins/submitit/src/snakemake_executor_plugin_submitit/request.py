@@ -193,7 +193,7 @@ def number(resources: Mapping[str, Any], name: str, is_whole: bool = True) -> An
 
 
 def signal_delay_s(limit_min: int, settings: ExecutorSettings) -> int:
-    """Return how many seconds before its time limit a job gets the signal: at most a third of the limit, at least 1."""
+    """Return the seconds between signal and time limit: the setting, but at most a third of the limit, at least 1."""
     return max(1, min(settings.signal_delay_s, limit_min * 20))
 
 

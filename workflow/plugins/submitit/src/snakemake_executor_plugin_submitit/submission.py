@@ -120,8 +120,8 @@ class Dispatcher:
         """Return whether the job takes over `earlier`, because this submission still runs or has made all outputs.
 
         `earlier` becomes the job's record in any case. Processes that an ended local job left behind are stopped.
-        Raises: NotSubmitted if a job with other parameters, or on another machine, still makes the outputs; NoAnswer;
-        OSError.
+        Raises: NotSubmitted if a job with other parameters still makes the outputs, or if one on another machine may;
+        NoAnswer; OSError.
         """
         job.record = earlier
         job_id = earlier.job_id or self._find(job)  # the id is missing if its driver was killed, or got no answer
