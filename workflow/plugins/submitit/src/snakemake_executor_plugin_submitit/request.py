@@ -163,8 +163,9 @@ def requested(
 ) -> dict[str, int]:
     """Return the requested runtime in minutes, threads of a task, and mem_mb and number of GPUs of a node.
 
-    The GPUs may also be given by `gres` alone, as in `gpu:4` or `gpu:h100:4`. The runtime is at most the longest
-    limit of the partitions, because Slurm would let a longer job wait for ever. Raises: WorkflowError.
+    The GPUs may also be given by `gres` alone, as in `gpu:h100:4`; `gpu:4` without a model counts as one GPU. The
+    runtime is at most the longest limit of the partitions, because Slurm would let a longer job wait for ever.
+    Raises: WorkflowError.
     """
     partition = resources.get("slurm_partition") or resources.get("partition") or settings.partition
     partitions = str(partition or "").split(",")
