@@ -25,7 +25,7 @@ from implicit_llm_contracts.plugins import BUILTIN, Kinds
 from implicit_llm_report.config import VALIDATION_KINDS, ReportError
 from implicit_llm_report.inputs.training_runs import TrainingRun, end_loss_of, share_bounded
 
-Metrics = Mapping[str, Sequence[str]]  # by kind: the metrics that every record has; an absent number counts as missing
+Metrics = Mapping[str, Sequence[str]]  # by kind: the metrics of every record; an absent number counts as missing
 # Further metrics, which only some records of a kind have. An absent number counts as missing only if `lacks` names it.
 EXTRAS = (
     "logit_std", "against_f_evaluations_per_token", "iterations_per_token", "residual", "token_match_sequential",

@@ -173,7 +173,7 @@ def ask_slurm(command: Sequence[str], timeout_s: float = QUESTION_TIMEOUT_S) -> 
 
 
 def ignored_variables() -> list[str]:
-    """Return the names of the user's sbatch variables, which have no effect, except those in KEPT."""
+    """Return the names of the user's SBATCH_* variables that have no effect, which are all except those in KEPT."""
     return sorted(name for name in os.environ if name.startswith("SBATCH_") and name not in KEPT)
 
 
