@@ -15,21 +15,22 @@ from implicit_llm_contracts.errors import UserError
 T = TypeVar("T")
 MOST_FIGURES = 5  # on the first page
 VALIDATION = "validation"  # the split on which runs are chosen
-# The kind of a validation set's numbers, by the kind of the evaluation.
+# Numbers on validation sets have their own kinds in the frame (inputs/frame.py), here by the kind of the evaluation.
 VALIDATION_KINDS = {WORD_PROBLEM: VALIDATION, PERPLEXITY: "validation_perplexity"}
 FOLDER = Path(__file__).resolve().parent  # this package, which contains templates, captions, claims, published numbers
 
 
 class ReportError(UserError):
-    """The report could not be made from its inputs."""
+    """The report cannot be made from its inputs, settings and YAML files; the message names the wrong one."""
 
 
 @dataclass(frozen=True)
 class MinimumLayersConfig:
     """The settings of Merrill's protocol, which finds the fewest layers that solve a group at the training length.
 
-    A length is solved if the `measure` reaches the accuracy `threshold`, in (0, 1]. `hard_fraction`: use only tests
-    with this share of hard tokens; None selects the hardest test of each depth. A test is never harder than training.
+    A length is solved if the mean of `measure` over the seeds reaches `threshold`, an accuracy in (0, 1].
+    `hard_fraction`: only tests with this share of hard tokens count; with None, the hardest test of each depth counts.
+    Tests that are harder than training never count. Raises: ValueError for a threshold outside (0, 1].
     """
 
     group: str
@@ -47,10 +48,10 @@ class MinimumLayersConfig:
 class MissingResult:
     """A missing result. `state`: the state of its job in `implicit-llm status`; `command`: the command that makes it.
 
-    `config`, `data`, `is_implicit` and `training` are only for an evaluation: its settings, those of its data sets by
-    role, whether its model is implicit, and those fields of its records that follow from the training settings.
-    `is_implicit` is None if this is not known before a model is imported. `training` is empty unless the evaluation or
-    a job before it is running or queued.
+    Only evaluations have the other fields. `config`: the settings of the evaluation. `data`: the settings of its data
+    sets by name. `is_implicit`: whether its model is implicit; None if this is unknown until the model is imported.
+    `training`: the fields of its records that follow from the training settings; empty unless the evaluation or a job
+    before it is running or queued.
     """
 
     job: str
@@ -68,8 +69,8 @@ class MissingResult:
 class ReportJob:
     """The workflow's description of an input or a missing result, so that no name has to be parsed.
 
-    A model that was trained elsewhere has no seed and the phase "checkpoint"; `evaluation` is None for training.
-    `solver` belongs to the phase and is None for an explicit model.
+    A model that was trained elsewhere has no seed, and its phase is "checkpoint". `evaluation` is None for a training
+    job. `solver` has the settings of the phase's solver, and is None for an explicit model.
     """
 
     run: str
@@ -81,7 +82,7 @@ class ReportJob:
 
 @dataclass(frozen=True)
 class DataPart:
-    """A split of a data set of the experiment: "train", "valid", "validation", "test", or "tokenizer"."""
+    """The name of a data set, and its part `split`: "train", "valid", "validation", "test" or "tokenizer"."""
 
     data: str | None = None
     split: str | None = None
@@ -89,10 +90,12 @@ class DataPart:
 
 @dataclass(frozen=True)
 class Front:
-    """The first page: at most five figures, the most important one first, for a selection of models.
+    """The settings of the first page, which shows at most five figures and compact tables of selected models.
 
-    figures: the names of the figures; without names, the first five that have data, of page/front.py and of plugins.
-    models: patterns of names that readers see, such as "S5, *"; without patterns, the first six models of each test.
+    figures: the names of the figures, the most important one first. If empty, the page shows the first five that have
+    data, from the list in page/front.py and then from plugins. models: patterns of the names that readers see, such as
+    "S5, *". Figures show only these models (except FEW_LINES in page/front.py), and tables with many rows prefer them.
+    If empty, figures show the first six models of each test. Raises: ValueError for more than five figures.
     """
 
     figures: tuple[str, ...] = ()
@@ -107,9 +110,9 @@ class Front:
 class ReportConfig:
     """The settings of a report; `experiment` (demo, miniature, paper, ...) decides which claims can be judged.
 
-    `note`: a text that readers need before the numbers, such as how a seed was chosen. `names`: names of runs for the
-    reader. `front`: the contents of the first page. `jobs`: the description of each input and each missing result
-    by role. `data`: the description of each data set by its name.
+    `note`: a text that readers need before the numbers, such as how a seed was chosen. `names`: by run, the name that
+    readers see. `jobs`: by role, the description of each input and each missing result. `data`: by the name of a data
+    job, the data set and split that it makes.
     """
 
     experiment: str
@@ -121,8 +124,8 @@ class ReportConfig:
     front: Front = field(default_factory=Front)
     missing: tuple[MissingResult, ...] = ()  # the planned results that do not exist
     minimum_layers: MinimumLayersConfig | None = None
-    figures: tuple[str, ...] | None = None  # names of the figures to make; None for all
-    tables: tuple[str, ...] | None = None
+    figures: tuple[str, ...] | None = None  # names of the figures to show; None for all, or for none if `tables` is set
+    tables: tuple[str, ...] | None = None  # names of the tables to show; None for all, or for none if `figures` is set
 
     @property
     def is_whole(self) -> bool:
@@ -133,12 +136,15 @@ class ReportConfig:
         return self.is_whole or name in (getattr(self, part) or ())
 
 
-# The loader in C is ten times as fast.
+# PyYAML's loader in C is ten times as fast as its loader in Python.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_yaml(path: Path, cls: type[T]) -> T:
-    """Return the content of a YAML file as a `cls`. Raises: UserError that names the file, and the line or key."""
+    """Return the content of a YAML file as a `cls`.
+
+    Raises: UserError that names the file, and the line or key; OSError for an unreadable file.
+    """
     try:
         found = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)  # noqa: S506  (a SafeLoader)
     except yaml.YAMLError as error:

@@ -31,12 +31,15 @@ def make_again(results: Path, target: Path, experiment: Path | None = None) -> N
 
 
 def make_page(folders: Mapping[str, Path], target: Path, config: Mapping[str, Any], fingerprint: str) -> None:
-    """Make a report with the settings `config` in TARGET/declared. `folders`: the run directories of inputs by role."""
+    """Write a report with the settings `config` to `target`/declared. `folders`: the run directories by role.
+
+    Raises: UserError.
+    """
     stage.run(context_of(folders, target, config, fingerprint))
 
 
 def context_of(folders: Mapping[str, Path], target: Path, config: Mapping[str, Any], fingerprint: str) -> StageContext:
-    """Return the context of a report that has no run directory and writes below `target`."""
+    """Return the context of a report that has no run directory and writes below `target`. Raises: ManifestError."""
     return StageContext(
         stage="report",
         name="report",

@@ -13,11 +13,12 @@ from implicit_llm_report.config import FOLDER, read_yaml
 class Entry:
     """A figure or a table; registry.yaml documents `needs`. Only tables have the fields after `caption`.
 
-    title, text: the heading and text above the tables. by, rows: columns of the frame; each combination of their values
-    is a table or a row. across: the column whose values head the columns of the table. All cells show the first metric;
-    if `metrics` is empty, each cell shows its own metric. Without `across`, each metric has a column. metrics: metrics
-    with their headings. over: the column over which the spread is computed. foot: a metric of the test itself, shown in
-    the last row.
+    `by`, `rows`, `across` and `over` name columns of the frame (inputs/frame.py). title, text: the heading and text
+    above the tables. by: each combination of values in these columns has a table. rows: each combination of values in
+    these columns has a row in its table. across: the values of this column head the columns of a table. All cells then
+    show the first metric, or each cell its own metric if `metrics` is empty. Without `across`, each metric has a
+    column. metrics: the headings by metric. over: the column over which the spread is computed. foot: a metric of the
+    test itself, shown in the last row.
     """
 
     needs: Mapping[str, Any] = field(default_factory=dict)
@@ -62,7 +63,7 @@ def figures_with(kinds: Kinds) -> dict[str, Entry]:
 
 
 def _agrees(value: Any, wanted: Any) -> bool:
-    """Return whether the result has one of the wanted values; if `wanted` is (), the result must have no value."""
+    """Return whether `value` is or lists one of the wanted values; if `wanted` is (), whether there is no value."""
     if wanted == ():
         return not value
     return bool(set(_listed(value)) & set(_listed(wanted)))

@@ -1,7 +1,7 @@
 """Define the contents of a report: the figures, and the tables of each kind of result, in the order of the page.
 
-A new figure is a function of `Given` in a module of figures/, and an entry of the same name in registry.yaml. A new
-table is an entry there and a line in ROWS.
+A new figure needs a function of `Given` in a module of figures/, and an entry in registry.yaml with the same name, in
+which hyphens replace underscores. A new table needs an entry in registry.yaml and a line in ROWS.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,19 +26,25 @@ MODULES = (word_problems, language_models, training, analysis)
 
 
 def _of_kind(kind: str, given: Given, measure: str | None = None) -> pd.DataFrame:
-    """Return the unswept rows of a kind, also of models trained elsewhere; `measure` selects rows with that measure."""
+    """Return the rows of a kind that sweep no setting, only those with `measure` if it is given.
+
+    The rows of models that were trained elsewhere are included.
+    """
     rows = given.frame[(given.frame["kind"] == kind) & given.frame["swept"].isna()]
     return rows if measure is None else rows[rows["measure"] == measure]
 
 
 def _layers(given: Given) -> pd.DataFrame:
-    """Return the accuracies by depth, preceded by the fewest layers."""
+    """Return the rows of accuracies by depth, preceded by rows of the fewest layers if these are configured."""
     needed, config = given.frame[given.frame["kind"] == "layers"], given.config.minimum_layers
     return pd.concat([needed.assign(group=config.group), given.depths]) if config is not None else given.depths
 
 
 def _babi(given: Given) -> pd.DataFrame:
-    """Return the CatbAbI rows without those on validation sets, which only serve to choose runs."""
+    """Return the CatbAbI rows except those on validation sets, which only serve to choose runs.
+
+    In rows that are not of a single task, `task` becomes "all questions".
+    """
     rows = _of_kind("catbabi", given)
     return rows[rows["split"] != "valid"].assign(
         task=lambda shown: shown["task"].where(shown["task"].notna(), "all questions")
@@ -66,10 +72,10 @@ ROWS: Mapping[str, Callable[[Given], pd.DataFrame]] = {
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """A published number or text, beside ours.
+    """A published number or text, and the number of one of our models under the same conditions.
 
-    `ours` has the values of one model over its seeds, and no values if its result is missing. It is None if no model of
-    ours is evaluated under the same conditions.
+    `ours`: the values of this model over its seeds, without values if its result is missing; None if we have no such
+    model.
     """
 
     entry: PublishedEntry
@@ -93,7 +99,10 @@ def figure_of(given: Given, name: str) -> Figure | None:
 
 
 def sections_of(given: Given) -> dict[str, list[Table]]:
-    """Return tables by the names of the selected entries that have any; a configured minimum-layers may have none."""
+    """Return the tables of each selected entry of ROWS that has any, by the name of the entry.
+
+    The entry "minimum-layers" is included without tables if it is configured.
+    """
     config = given.config
     asked = {name: rows_of(given) for name, rows_of in ROWS.items() if config.shows("tables", name)}
     found = {name: tables_of(registry().tables[name], rows) for name, rows in asked.items()}
@@ -109,7 +118,7 @@ def missing_files(given: Given) -> dict[str, str]:
 
 
 def published_rows(given: Given) -> list[PublishedRow]:
-    """Return the rows of all published numbers; those with a measurement of ours come first."""
+    """Return the rows of all published numbers; rows with a model of ours come first."""
     frame = given.frame[given.frame["swept"].isna() & (given.frame["task"].isna() | (given.frame["kind"] == "lm_eval"))]
     cells = {kind.kind: groups(kind.rows, CELL) for kind in groups(frame, ("kind",))}
     rows = [row for entry in given.published.entries for row in _published_rows(entry, cells.get(entry.kind or "", []))]
@@ -117,9 +126,9 @@ def published_rows(given: Given) -> list[PublishedRow]:
 
 
 def _published_rows(entry: PublishedEntry, cells: Sequence[Group]) -> list[PublishedRow]:
-    """Return a row for each of our models that measured this quantity, or one row without a model if there is none.
+    """Return a row for each of our models that matches the entry, or one row without a model if none does.
 
-    Models of different recipes are never pooled.
+    Language models match only in their headline mode. Models of different recipes are never pooled.
     """
     is_of_all_modes = entry.kind not in LANGUAGE_KINDS
     beside = [cell for cell in cells if entry.is_beside(cell) and (is_of_all_modes or cell.is_headline)]

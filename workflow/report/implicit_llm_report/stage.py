@@ -26,7 +26,7 @@ def reads_of_inputs(path: PurePosixPath) -> bool:
 
 
 def run(context: StageContext) -> StageResult:
-    """Do the work of `implicit-llm report`. Raises: UserError."""
+    """Do the work of `implicit-llm report`, which writes its files below `work/declared`. Raises: UserError."""
     config = context.settings(ReportConfig)
     if not context.inputs:
         raise ReportError(
@@ -36,7 +36,7 @@ def run(context: StageContext) -> StageResult:
     claims = load_claims()
     is_papers = any(config.experiment in claim.scales for claim in claims)
     judgements = [judge(claim, given.frame, config.experiment) for claim in claims if is_papers]
-    if not config.is_whole:  # a single figure or table shows only claims for which it has numbers
+    if not config.is_whole:  # a page of some figures or tables shows only claims for which it has results
         judgements = [judgement for judgement in judgements if judgement.verdict != NOT_RUN]
     sections = sections_of(given)
     published = published_rows(given) if config.shows("tables", "published") else []
@@ -51,7 +51,7 @@ def run(context: StageContext) -> StageResult:
         judgements=judgements,
         sections=sections,
         figures=[drawn(figure) for figure in figures_of(given)],
-        published=published if is_papers else [],  # other experiments write them to files but do not show them
+        published=published if is_papers else [],  # an experiment that no claim names only writes them to files
         files=tables,
     )
     files = _write(context.work / DECLARED, content)

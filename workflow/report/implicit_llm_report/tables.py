@@ -1,6 +1,6 @@
-"""Make tables of the frame for the page, CSV and LaTeX: models as rows, and lengths, tasks or metrics as columns.
+"""Make tables for the page, CSV and LaTeX, with models as rows, and lengths, tasks or metrics as columns.
 
-registry.yaml defines the rows and columns of each table.
+Their numbers come from the frame (inputs/frame.py). registry.yaml defines the rows and columns of each table.
 """
 
 from __future__ import annotations
@@ -56,7 +56,10 @@ PROTOCOL_WORDS = {"windowed": "every row from an empty state", "carried": "state
 
 @dataclass(frozen=True)
 class Cell:
-    """A metric of a group of rows; `group` is None if the frame has no such rows, not even for a missing result."""
+    """A metric of a group of rows, with its spread over the column `over`.
+
+    `group` is None if the frame has no such rows, not even for a missing result.
+    """
 
     group: Group | None
     metric: str
@@ -78,7 +81,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of cells by row and column."""
+    """A table. `cells`: by row and column. `side`: the headings of the rows. `top`: the headings of the columns."""
 
     title: str
     side: Sequence[Head]
@@ -92,7 +95,7 @@ class Table:
         return roles_of(cell.group for row in self.cells for cell in row if cell.group is not None)
 
     def readable(self) -> Table:
-        """Return the table, transposed if it is wider than the page."""
+        """Return the table, transposed if it has more than MOST_COLUMNS columns."""
         if len(self.top) <= MOST_COLUMNS:
             return self
         return replace(self, side=self.top, top=self.side, cells=list(zip(*self.cells, strict=True)))
@@ -137,7 +140,7 @@ def _words(column: str, value: Any, test: Group | None = None) -> str:
     if column == "group" and test is not None and test.monoid not in (None, "none"):
         return f"{value} × monoid"
     if column == "hard_fraction" and value is not None:
-        return " / ".join(f"{100 * share:g}" for share in shares_of(value)) + " % hard"  # training mixes them equally
+        return " / ".join(f"{100 * share:g}" for share in shares_of(value)) + " % hard"  # in training, equal parts
     if value is None or column == "monoid" or pd.isna(value):
         return ""
     if column == "task" and str(value).isdigit():
@@ -154,7 +157,7 @@ SWEPT = {"eval_max_iter": "iterations allowed", "eval_tol": "tolerance"}
 
 
 def _head(model: Group, metric: str) -> Head:
-    """Return the heading of a model in a mode, with the number of seeds and of those that lack the metric."""
+    """Return the heading of a model in a mode, with notes such as the number of seeds and of missing seeds."""
     mode = f"{model.base or model.mode or ''}" + (f" against {model.against}" if model.against else "")
     mode += f", converged by {model.eval_stop}" if model.eval_stop and not model.is_headline else ""
     by_seed = model.by_seed(metric)
@@ -181,7 +184,7 @@ def source_words(source: Mapping[str, Any]) -> str:
 
 
 def files_of(tables: Sequence[Table], published: Published, metrics: Metrics) -> dict[str, str]:
-    """Return all numbers of the cells with their ranges as one CSV file, and the tables as LaTeX for booktabs."""
+    """Return the texts of two files: "csv" with all numbers and their ranges, and "tex" with the tables in LaTeX."""
     cells = [
         cell
         for table in tables

@@ -1,15 +1,15 @@
 """Judge the claims of claims.yaml by the measured numbers.
 
-A claim names a measure (measure.py) and a bound on its number. One rule judges the numbers of all models that compete.
-Some claims are decided by the best run: they are reproduced if all numbers of one run meet the bound. A good setting of
-a sweep is then enough, although other settings are bad. Every other claim must be met by all models, and the model with
-the smallest margin is shown.
+A claim names a bound and a measure (measure.py), which computes a number for each matching model or pair of models. The
+best run decides some claims: they are reproduced if all numbers of one run meet the bound. A good setting of a sweep is
+then enough, although other settings are bad. All models must meet the bound of any other claim, and the model with the
+smallest margin is shown.
 
 A number meets its bound if every seed (or pair of seeds) does, and misses it if none does. If the seeds disagree, the
 verdict is "depends on the seed". The share of a single seed is judged by its 95 % interval over the test sequences,
-which may leave it undecided. A missing number never helps. If any number lacks a seed, the claim is "missing", with two
-exceptions. If the best run decides, one complete run that meets the bound is enough. Any other claim is refuted if its
-worst model is complete and misses the bound. Controls are judged by the same bound, and are named beside the verdict.
+which may leave it undecided. If any number lacks a seed, the claim is "missing", with two exceptions. If the best run
+decides, one complete run that meets the bound is enough. Any other claim is not reproduced if its worst model is
+complete and misses the bound. Controls are judged by the same bound, and are named beside the verdict.
 """
 
 import operator
@@ -39,7 +39,7 @@ SIGNS = {">=": ("≥", operator.ge), "<=": ("≤", operator.le), ">": (">", oper
 
 @dataclass(frozen=True)
 class Control:
-    """A model that lacks the feature of the claim. `of`: replaces the `of` of the claim's measure."""
+    """A model without the feature that the claim credits. `of`: replaces the `of` of the claim's measure."""
 
     name: str
     of: Mapping[str, Any]
@@ -49,10 +49,10 @@ class Control:
 class Claim:
     """A statement that can be tested.
 
-    origin: the paper or this project. scales: the experiments that can test it. holds_if: a bound on the number of
-    every seed or pair of seeds, such as ">= 0.95". where: the place in the paper. how: remarks. short: the statement in
-    the verdict table. is_headline: whether it is in the short table. full: the training tokens and parameters of the
-    published result.
+    origin: the paper or this project. scales: the experiments that can test the claim. holds_if: a bound on the number
+    of every seed or pair of seeds, such as ">= 0.95". where: the place in the paper. how: remarks. short: the statement
+    in the verdict table. is_headline: whether the claim is in the short table. full: the training tokens and parameters
+    of the published result. Raises: ValueError for an invalid `holds_if` or key of `full`.
     """
 
     id: str

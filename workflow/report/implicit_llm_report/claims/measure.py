@@ -1,10 +1,10 @@
 """Compute the numbers that a claim measures, for models or pairs of models, from the frame (inputs/frame.py).
 
-In a comparison of two models, one run represents each side. Runs of a side compete if the claim has `equal` columns,
-and they agree in these, in `same`, in training length and in size. Of competing runs, the one with the best score on a
-validation set or in training is chosen. The score is the mean of the frame's column `validation_loss` or `choice` over
-the seeds that all runs with a score share. The result of the comparison never decides the choice. If several runs
-compete and none has a score, there is no number.
+In a comparison of two models, one run represents each side. Runs of a side compete only if the claim has `equal`
+columns, and the runs agree in these, in the columns `same`, in training length and in size. Of competing runs, the one
+with the best score on a validation set or in training is chosen. The score is the mean of the frame's column
+`validation_loss` or `choice` over the seeds that all runs with a score share. The result of the comparison never
+decides the choice. If several runs compete and none has a score, there is no number.
 
 The number of a pair combines every seed of the first model with every seed of the second. If both models belong to one
 run, in which they share their start, or if the claim requires it, only equal seeds are combined. If a seed has several
@@ -46,12 +46,14 @@ WORDS = {"difference": "minus", "ratio": "over", "tasks": "against"}
 class Measure:
     """A metric of all cells that match `of`.
 
-    of: columns of the frame with their value, a list of values, or {at_most: value} for numbers above 0. against: the
-    same for a second cell, which agrees with the first in the columns `same` and, within EQUAL, in the columns `equal`.
-    by: the number of such a pair is the difference, the ratio, or the share of the tasks that the first model wins.
-    size: the bounds of the second model's size divided by the first model's. seeds: "equal" compares runs of the same
-    seed, which trained on the same sequences in the same order. speaks: with "best" the best model decides, with "all"
-    every model must meet the bound; None means "best" for a bound ">=" on a single model, and "all" otherwise.
+    of: for columns of the frame, the required value, a list of allowed values, or {at_most: value}, which allows
+    numbers above 0 up to this value. against: the same conditions for a second cell, which makes a pair with the first.
+    Both agree in the columns `same` and, within EQUAL, in the columns `equal`. by: the number of a pair is the
+    difference, the ratio, or the share of the tasks that the first model wins. size: the bounds of the second model's
+    size divided by the first model's. seeds: "equal" combines only equal seeds, which trained on the same sequences in
+    the same order. speaks: with "best" the best model decides, with "all" every model must meet the bound; None means
+    "best" for a bound ">=" on a single model, and "all" otherwise.
+    Raises: ValueError for an unknown metric or column.
     """
 
     metric: str
@@ -92,7 +94,7 @@ class Measure:
 
     @property
     def unit(self) -> str:
-        """The relation that the number expresses: that of two models, or "above chance"; else ""."""
+        """The relation of the two models that the number expresses, or "above chance"; "" for any other number."""
         if self.against is None:
             return "above chance" if self.metric == "above_chance" else ""
         return "share of the tasks that are won" if self.by == "tasks" else self.by
@@ -102,9 +104,10 @@ class Measure:
 class Found:
     """The number of a model or pair of models.
 
-    text: its description for the reader. roles: the evaluations from which it was computed. num_samples: for a single
-    model and a metric in COUNTED, the smallest number of test sequences of a seed. Sequences count because the tokens
-    of one sequence are not independent. of_pair: for two models and a metric in COUNTED, `num_samples` of each.
+    text: a description of the number for the reader. roles: the roles of the evaluations from which it was computed.
+    num_samples: for a single model and a metric in COUNTED, the smallest number of test sequences of a seed; tokens do
+    not count, because those of one sequence are not independent. of_pair: for two models and a metric in COUNTED, this
+    number for each model.
     """
 
     spread: Spread = field(default_factory=Spread)
@@ -150,7 +153,8 @@ def choose(rivals: Sequence[Group]) -> tuple[Group, str | None]:
     """Return the rival with the best score, and a text that describes how it was chosen.
 
     The score is the loss on validation text if all rivals have such a loss, otherwise the column `choice`. Rivals
-    without a score are not chosen. The text is None if none of several rivals has a score, and empty for one rival.
+    without a score are not chosen. If none of several rivals has a score, return the first one and None. The text is
+    empty for one rival.
     """
     if len(rivals) == 1:
         return rivals[0], ""
@@ -168,7 +172,7 @@ def choose(rivals: Sequence[Group]) -> tuple[Group, str | None]:
 def _scores(rivals: Sequence[Group], column: str) -> list[tuple[float, int]]:
     """Return mean score and index of each rival with scores.
 
-    The mean is over the seeds that all these rivals share; without a shared seed, it is over all seeds of a rival.
+    The mean is over the seeds for which all these rivals have a score. If there is no such seed, it is over all seeds.
     """
     known = ((index, cell.rows.dropna(subset=[column])) for index, cell in enumerate(rivals))
     scored = [(index, rows) for index, rows in known if len(rows)]
@@ -197,7 +201,7 @@ def _is_alike(first: Group, other: Group, same: Sequence[str], equal: Sequence[s
 
 
 def find(measure: Measure, frame: pd.DataFrame) -> list[Found]:
-    """Return the number of each matching model or chosen pair, all trained here; a seed without a value is missing."""
+    """Return the number of each matching model or chosen pair; models that were trained elsewhere do not match."""
     rows = frame[(frame["kind"] == measure.kind) & (frame["metric"] == measure.metric) & frame["source"].isna()]
     firsts = _cells(measure, measure.of, rows) if len(rows) else []
     if measure.against is None or not firsts:
@@ -218,9 +222,9 @@ def _rivals(measure: Measure, cells: Sequence[Group]) -> list[list[Group]]:
 
 
 def _cells(measure: Measure, wanted: Mapping[str, Any], rows: pd.DataFrame) -> list[Group]:
-    """Return the cells that match `wanted`; cells of sweeps only if `wanted` names a swept setting.
+    """Return the cells that match `wanted`, without cells of sweeps unless `wanted` has the column `swept`.
 
-    Only the test set of CatbAbI counts, and its single tasks only if the measure is `by` tasks.
+    Only the test set of CatbAbI counts, and its single tasks only if the measure has `by: tasks`.
     """
     for column, value in {"swept": None, **wanted}.items():
         if isinstance(value, Mapping):
@@ -251,7 +255,10 @@ def _alone(measure: Measure, cell: Group) -> Found:
 
 
 def _pair(measure: Measure, *choices: tuple[Group, str | None]) -> Found:
-    """Return the number of a pair; it is missing if no score chooses a side, because the test set must not choose."""
+    """Return the number of a pair, whose models come with the texts of `choose`.
+
+    The number is missing if a text is None: no score chose the model, and the test set must not choose it.
+    """
     (first, _), (second, _) = choices
     values = _tasks_by_seed if measure.by == "tasks" else partial(Group.by_seed, metric=measure.metric)
     mine, others = values(first), values(second)

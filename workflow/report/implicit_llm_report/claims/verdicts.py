@@ -18,8 +18,8 @@ IN_WORDS = {True: {HOLDS: "new", BY_SEED: "new, depends on the seed", FAILS: "ne
 LACKING = "not finished"  # the text for a claim that lacks a planned number
 ORDER = (HOLDS, BY_SEED, UNDECIDED, FAILS, MISSING)
 SEVERITY = (HOLDS, UNDECIDED, BY_SEED, MISSING, FAILS)  # from the best verdict to the worst
-FEW_SAMPLES = 256  # below this number of test sequences, the short table shows their 95 % interval
-PROJECT, OWN = "project", "this project"  # `origin` of new claims, and `where` of unpublished ones
+FEW_SAMPLES = 256  # below this number of test sequences, the short table shows the 95 % interval
+PROJECT, OWN = "project", "this project"  # `origin` of new claims, and `where` of unpublished claims
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class Row:
     """A row of the table.
 
     claim: the short statement. where: the place in the paper. here: the mean, then the worst to the best seed. state:
-    the verdict in claims.json. few: the interval, if there are few test sequences. essential: the number of models, a
-    missed bound, missing seeds, unequal test sets of a pair, how much smaller model and data are than the paper's, the
-    controls. cut: the tested runs, then `essential`. elsewhere: the numbers and verdicts of the other experiments that
-    tested the claim. is_asked: whether the experiment can test it.
+    the verdict in claims.json. few: the 95 % interval, if there are few test sequences. essential: limitations, which
+    are the number of models, a missed bound, missing seeds, unequal test sets of a pair, how much smaller model and
+    data are than the paper's, and the controls. cut: the tested runs, then `essential`. elsewhere: the numbers and
+    verdicts of the other experiments that tested the claim. is_asked: whether the experiment can test the claim.
     """
 
     id: str
@@ -65,11 +65,11 @@ def rows_of(entries: Iterable[Entry]) -> list[Row]:
 
 
 def merged(experiments: Mapping[str, Iterable[Entry]]) -> list[Entry]:
-    """Return one entry for each claim, that of the experiment with the worst verdict; of equal ones, the first.
+    """Return one entry for each claim: that of the experiment with the worst verdict, and of equal verdicts the first.
 
-    If the best model decides a claim, the experiment with the best verdict counts instead. experiments: the entries of
-    each experiment, by a name for its models. If several experiments ran a claim, the entry's `elsewhere` has the
-    others by name, and its `models` has the name of the one that counts.
+    If the best model decides a claim, the entry with the best verdict counts instead. experiments: the entries of each
+    experiment, by a name for its models. If several experiments ran a claim, the returned entry has two more keys:
+    `models` is the name of its experiment, and `elsewhere` has the entries of the other experiments by name.
     """
     found: dict[str, dict[str, Entry]] = {}
     for name, entries in experiments.items():
@@ -96,7 +96,7 @@ def counted(rows: Sequence[Row]) -> str:
 
 
 def counted_new(rows: Iterable[Row]) -> str:
-    """Return the numbers of verdicts on the claims of this project."""
+    """Return a text with the number of each verdict on the claims of this project."""
     words = {HOLDS: "confirmed", FAILS: "not confirmed", UNDECIDED: "undecided", MISSING: LACKING}
     return _by_state([row for row in rows if row.is_new], words)
 
@@ -126,12 +126,12 @@ def _verdict(row: Row, cut: Iterable[str]) -> str:
 
 
 def evidence(rows: Iterable[Row]) -> list[str]:
-    """Return a table of the runs, seeds and sequences behind each verdict."""
+    """Return the lines of a table of the runs, seeds and sequences behind each verdict."""
     return table("claim | evidence", ((row.claim, "; ".join((*row.cut, *row.elsewhere))) for row in rows))
 
 
 def outcomes(rows: Iterable[Row]) -> list[str]:
-    """Return a table of the paper's claims by their place in the paper, each with its number and verdict."""
+    """Return the lines of a table of the paper's claims, sorted by place, each with its number and verdict."""
     mine = sorted((row for row in rows if not row.is_new), key=lambda row: row.where)
     ends = (f"{row.here}, **{row.verdict}**" if row.is_run else row.here for row in mine)
     lines = ((row.where, row.claim, end) for row, end in zip(mine, ends, strict=True))
@@ -139,7 +139,7 @@ def outcomes(rows: Iterable[Row]) -> list[str]:
 
 
 def short_markdown(rows: Iterable[Row]) -> list[str]:
-    """Return the table of headline claims and claims that are not reproduced, with limitations beside the verdict."""
+    """Return the lines of a table of headline claims and claims that are not reproduced, with their limitations."""
     short = (row for row in rows if row.is_short)
     lines = ((row.claim, row.paper, row.here, _verdict(row, (*row.few, *row.essential))) for row in short)
     return table("claim | paper | here: mean (worst to best seed) | verdict", lines)
@@ -213,7 +213,7 @@ def _interval(entry: Entry) -> str:
 
 
 def _tested(entry: Entry) -> tuple[str, ...]:
-    """Return the run, its seeds and test sequences, the range of the other models, and those not finished."""
+    """Return the run, its seeds and test sequences, the range of the other runs, and the runs without a number."""
     number, samples = entry["num_seeds"], entry["num_samples"]
     others = [value for value in entry["others"].values() if value is not None]
     lacking = [name for name, value in entry["others"].items() if value is None]
@@ -228,7 +228,7 @@ def _tested(entry: Entry) -> tuple[str, ...]:
 
 
 def _of_several(entry: Entry) -> tuple[str, ...]:
-    """Return the number of measured models and whether this one is the best or worst, if there are several."""
+    """Return the number of measured models, and whether the entry's model is the best or worst; empty for one model."""
     number = sum(value is not None for value in (entry["measured"]["mean"], *entry["others"].values()))
     is_one_of_several = number > 1 and entry["measured"]["mean"] is not None
     return (f"{'best' if entry['is_best_of_them'] else 'worst'} of {number} models",) if is_one_of_several else ()
@@ -239,14 +239,14 @@ def _range(low: float, high: float, form: str) -> str:
 
 
 def _bound(entry: Entry) -> tuple[str, ...]:
-    """Return the bound of the claim if a seed missed it."""
+    """Return the bound of the claim if the verdict is "not reproduced" or "depends on the seed"."""
     sign, bound = entry["condition"].split()
     is_missed = entry["verdict"] in (BY_SEED, FAILS)
     return (f"needs {sign} {shown(float(bound), entry['form'])}{UNITS[entry['form']]}",) if is_missed else ()
 
 
 def _few(entry: Entry) -> tuple[str, ...]:
-    """Return the interval if there are few test sequences."""
+    """Return the number of test sequences with the 95 % interval if there are fewer than FEW_SAMPLES sequences."""
     samples = entry["num_samples"]
     return (
         (f"{count_words(samples, 'sequence')} (95 %: {_interval(entry)})",) if samples and samples < FEW_SAMPLES else ()
@@ -260,7 +260,7 @@ def _unequal(entry: Entry) -> tuple[str, ...]:
 
 
 def _training(entry: Entry) -> tuple[str, ...]:
-    """Return the size and training tokens that are more than 10 % below the paper's, for a claim of the paper."""
+    """Return model size and training tokens if they are more than 10 % below the paper's; empty for our own claims."""
     found = []
     for key, (mine, full) in sorted(entry["full"].items()):
         if entry["origin"] == "paper" and mine and mine < 0.9 * full:

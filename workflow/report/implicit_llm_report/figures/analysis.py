@@ -1,8 +1,8 @@
-"""Draw the analyses beside the tests: test-time compute, convergence by iteration, and the Jacobian of the state.
+"""Draw further analyses: test-time compute, convergence by iteration, and the Jacobian of the state.
 
 A line of test-time compute is one trained model in one mode, with several values of an iteration budget or tolerance.
-The figure also shows the explicit models on the same test set, for language models only those of the same family and
-size. Only the table shows the same model and mode without the sweep.
+The figure also shows the explicit models on the same test set; of explicit language models, only those of the same
+family and size. Only the table also shows the same model and mode without the sweep.
 Source: Schöne et al. 2025, Fig. 1 centre.
 """
 
@@ -42,11 +42,14 @@ LEAST_RESIDUAL = 1e-9  # smaller residuals are rounding errors, and zero has no 
 MOST_PANELS = 6
 RANDOM = "random layer"
 SHADES = 1e-7, 1.0  # the range of the colour scale
-AS_TRAINED = "as trained"  # instead of a swept value
+AS_TRAINED = "as trained"  # in the column `at`, for rows without a swept value
 
 
 def swept_rows(given: Given) -> pd.DataFrame:
-    """Return the rows of sweeps by test and setting, each with the same models unswept and with explicit models."""
+    """Return the rows of each test and swept setting, then rows of the same models unswept and of explicit models.
+
+    In these other rows, the column `at` is AS_TRAINED.
+    """
     frame, found = given.frame, []
     for kind, (measure, _) in MEASURES.items():
         rows = frame[(frame["kind"] == kind) & frame["source"].isna() & frame["metric"].isin((measure, COST))]
@@ -96,7 +99,10 @@ def _sweep_axis(axis: Axes, values: Sequence[float], key: str) -> None:
 
 
 def convergence_by_iteration(given: Given) -> Figure | None:
-    """Draw two panels for each data set and length: residuals of implicit models, and shares of final predictions."""
+    """Draw two panels for each data set and length: residuals, and the share of predictions that are already final.
+
+    Return None without a record of convergence.
+    """
     frame, charts = given.measured, []
     rows = frame[(frame["kind"] == "duality") & (frame["measure"] == "convergence") & frame["sweep"].isna()]
     for test in groups(rows, ("data", "length")):
@@ -144,7 +150,10 @@ def jacobian_rows(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def jacobian(given: Given) -> Figure | None:
-    """Draw a heat map of one token for each of the first six models, or "missing" for a model without entries."""
+    """Draw a heat map of one token for each of the first six models, or "missing" for a model without entries.
+
+    Return None without models.
+    """
     shown = groups(jacobian_rows(given.measured), ("name", "setting"))[:MOST_PANELS]
     panels = tuple(
         Panel(model.name, partial(_draw, model=model), f"{model.name}: absolute values of the Jacobian")
@@ -154,7 +163,10 @@ def jacobian(given: Given) -> Figure | None:
 
 
 def _draw(axis: Axes, model: Group) -> None:
-    """Draw absolute values of one seed, the first row on top; any colour vision can order the shades of cividis."""
+    """Draw the absolute values of the first seed's Jacobian, with the first row on top.
+
+    Readers with any colour vision can order the shades of the colour map cividis.
+    """
     pictures = model.details("entries")
     axis.set(xticks=[], yticks=[], xlabel="entry of the state before the token", ylabel="after the token")
     axis.grid(visible=False)

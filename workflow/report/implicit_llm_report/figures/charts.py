@@ -1,8 +1,8 @@
-"""Draw panels of lines from the metrics of a DataFrame, with their axes.
+"""Draw panels of lines, with their axes, from rows of the frame (inputs/frame.py).
 
-A line is the median of the seeds, because their mean can be far from each: it is 66 % for seeds at 99, 1 and 99 %.
-Thin lines show the seeds if each point has equally many. Marks, and the levels of models without a place on the axis,
-are means.
+A line is the median of the seeds, because their mean can be far from every seed: it is 66 % for seeds at 99, 1 and
+99 %. Thin lines show the single seeds if all points have equally many. Marks are means, and so are the levels of models
+without a place on the axis.
 """
 
 import os
@@ -23,14 +23,15 @@ from implicit_llm_report.inputs.frame import Group, Spread, groups, headlines, r
 from implicit_llm_report.tables import title_of
 
 NOTE: dict[str, Any] = {"xycoords": "axes fraction", "fontsize": 7, "color": MUTED}
-MISSING_CHARACTERS = 52  # of a note that fits into the width of a panel
+MISSING_CHARACTERS = 52  # in a line of a note that fits into the width of a panel
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of spreads over seeds; `level` is a value without a place on the axis, drawn across the whole panel.
+    """A line through `points`, each a place on the horizontal axis and the spread over seeds there.
 
-    `short` replaces `label` in the legend if all lines of the panel have different short names.
+    `level` replaces the points of a model that has no place on this axis, and is drawn across the whole panel. `short`
+    replaces `label` in the legend if all lines of the panel have different short names.
     """
 
     label: str
@@ -55,22 +56,25 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """A panel of lines; `decorate` sets up its horizontal axis and draws the marks that are not lines."""
+    """A panel of lines; `decorate` sets up its horizontal axis and draws everything except the lines."""
 
     title: str
     lines: Sequence[Line]
     decorate: Callable[[Axes], None] = field(compare=False)
     y_label: str = "accuracy, last 10 tokens"
-    is_accuracy: bool = False  # whether the axis is from 0 to 1; otherwise it is logarithmic
+    is_accuracy: bool = False  # whether the vertical axis is from 0 to 1; otherwise it is logarithmic
     roles: tuple[str, ...] = ()  # roles in addition to those of the lines
-    level: tuple[str, float] | None = None  # name and value of a dotted line
-    has_lines: bool = True  # otherwise there are only marks, because the axis has no order
+    level: tuple[str, float] | None = None  # name and value of a dotted horizontal line
+    has_lines: bool = True  # otherwise there are only marks, because the values of the horizontal axis have no order
 
 
 def charts_of(
     rows: pd.DataFrame, by: Sequence[str], x: str, metric: str, decorate: Callable[..., None], **look: Any
 ) -> list[Chart]:
-    """Return a chart for each combination of values in `by`, with a line for each model over the column `x`."""
+    """Return a chart for each combination of values in `by`, with a line for each model over the column `x`.
+
+    `look`: further fields of the charts.
+    """
     return [
         Chart(
             title_of(test, by),
@@ -98,7 +102,10 @@ def longest_charts(
     decorate: Callable[..., None],
     **look: Any,
 ) -> list[Chart]:
-    """Return a chart of each test's longest sequences in headline modes. `by`: the columns of a test, then "length"."""
+    """Return a chart of each test's longest sequences in headline modes. `by`: the columns of a test, then "length".
+
+    `points_of`: returns the points of a line. `look`: further fields of the charts.
+    """
     charts = []
     for all_lengths in groups(headlines(rows), by[:-1]):
         longest = Group(all_lengths.rows[all_lengths.rows["length"] == max(all_lengths.rows["length"])])
@@ -125,7 +132,7 @@ def chart_figure(
 
 
 def _shortly_named(chart: Chart) -> Chart:
-    """Return the chart with the short names of its lines if these differ, else with names without a shared start."""
+    """Return the chart with the short names of its lines if these differ, else without the common start of labels."""
     labels, shorts = {line.label for line in chart.lines}, {line.short for line in chart.lines}
     shared = os.path.commonprefix(list(labels)) if len(labels) > 1 else ""  # noqa: RUF071  (letters, no path)
     start = max(shared.rfind(end) for end in "- ") + 1
@@ -158,7 +165,7 @@ def draw_chart(axis: Axes, chart: Chart, series: Mapping[str, Series]) -> None:
     missing = [words for line in chart.lines for words in line.missing]
     if measured and missing:
         text = textwrap.fill("missing: " + ", ".join(missing), MISSING_CHARACTERS)
-        note(axis, text, (0.98, 0.5), ha="right", va="center")  # accuracies are mostly near 1 or near chance
+        note(axis, text, (0.98, 0.5), ha="right", va="center")  # mostly free: accuracies are near 1 or near chance
 
 
 def draw_line(axis: Axes, line: Line, series: Series, *, has_line: bool) -> None:
@@ -187,7 +194,7 @@ def draw_mark(axis: Axes, x: float, spread: Spread, series: Series) -> None:
 
 
 def mark_training(axis: Axes, rows: pd.DataFrame, first: int, last: int) -> None:
-    """Shade everything up to each training length between `first` and `last`, the ends of the axis."""
+    """Shade the axis up to each training length between `first` and `last`, the ends of the axis, and label it."""
     for length in sorted(length for length in rows["train_length"].dropna().unique() if first <= length <= last):
         axis.axvspan(1e-3, length, color=BAND, linewidth=0, zorder=0)
         axis.axvline(length, color=GRID, linewidth=1.2, zorder=0.5)
@@ -195,7 +202,7 @@ def mark_training(axis: Axes, rows: pd.DataFrame, first: int, last: int) -> None
 
 
 def length_axis(axis: Axes, test: Group, *, is_beyond: bool = True) -> None:
-    """Set a logarithmic axis with a tick at each test length; `is_beyond` marks the training lengths."""
+    """Set a logarithmic axis with a tick at each test length; mark the training lengths if `is_beyond`."""
     lengths = list(test.cells("length"))
     if is_beyond:
         mark_training(axis, test.rows, lengths[0], lengths[-1])

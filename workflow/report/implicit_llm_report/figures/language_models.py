@@ -42,7 +42,11 @@ def perplexity_by_position(given: Given) -> Figure | None:
 
 
 def _perplexities(cell: Group) -> list[tuple[float, Spread]]:
-    """Return position and perplexity of bins with enough tokens; leave out seeds without a loss or with other bins."""
+    """Return position and perplexity of bins with enough tokens.
+
+    Leave out seeds that lack a loss or have other bins than the first seed. The position is the geometric mean of the
+    ends of a bin.
+    """
     curves = [curve for curve in cell.details("loss_by_position") if None not in curve["loss"]]
     if not curves:
         return []
@@ -64,7 +68,10 @@ def _decorate_perplexity(axis: Axes, test: Group) -> None:
 
 
 def perplexity_by_parameters(given: Given) -> Figure | None:
-    """Draw a panel for each family and test set with models of several sizes; return None if there are none."""
+    """Draw perplexity at the training length by size, one panel per family and test set; None without several sizes.
+
+    Of competing models, only the one with the best score is drawn, and none of them if they have no score.
+    """
     rows = headlines(given.perplexities).query("length_factor == 1")
     kinds = [
         KINDS.get(b, "implicit" if i else "explicit") for b, i in zip(rows["budget"], rows["is_implicit"], strict=True)
@@ -87,7 +94,7 @@ def perplexity_by_parameters(given: Given) -> Figure | None:
 def _rivals(test: Group) -> list[list[Group]]:
     """Return the groups of competing models, which have one kind and size.
 
-    Models that trained on as many tokens as an implicit model of the test displace the others of their group.
+    If some models of a group trained on as many tokens as an implicit model of the test, only these compete.
     """
     cells = groups(test.rows, ("run", "phase", "name", "mode"))
     tokens = [cell.mean("train_tokens") for cell in cells if cell.is_implicit]
@@ -104,10 +111,14 @@ def _decorate_sizes(axis: Axes, test: Group) -> None:
 
 
 def curriculum(given: Given) -> Figure | None:
-    """Draw a panel for each test set of each implicit run with several branches; return None if there are none."""
+    """Draw perplexity by share of the bounded phase, one panel for each test set of each implicit run with branches.
+
+    A run needs at least two branches that start at different steps. Return None without such a run.
+    """
     rows, charts = headlines(given.perplexities).query("length_factor == 1"), []
     for run in groups(rows[rows["is_implicit"].astype(bool)], ("run", "data")):
-        # A trunk that continues to the end is drawn at 1; explicit runs with equally many training tokens are levels.
+        # A bounded phase that continues to the end is drawn at 1. Explicit runs with equally many training tokens are
+        # levels.
         shares = run.rows["share_bounded"].where(run.rows["share_bounded"].notna(), 1.0)
         branches = Group(run.rows.assign(name=run.run, label="implicit", share_bounded=shares)).cells("share_bounded")
         if len([share for share in branches if share < 1]) < 2:
@@ -135,8 +146,8 @@ def _decorate_branches(axis: Axes, shares: Sequence[float]) -> None:
 def accuracy_by_babi_task(given: Given) -> Figure | None:
     """Draw accuracy on the test set for all questions and for each task, for every model in its headline mode.
 
-    If runs compete, only the one with the best validation score is drawn, because a grid has too many runs for a
-    figure; without scores all are drawn. The protocol "carried" has no figure.
+    If runs compete, only the one with the best validation score is drawn, because a grid of settings has too many runs
+    for a figure; if none has a score, all are drawn. Numbers of the protocol "carried" are not drawn.
     """
     rows = headlines(plain(given.measured, "catbabi"))
     rows = rows[(rows["split"] == "test") & (rows["metric"] == "accuracy") & (rows["protocol"] != "carried")]

@@ -2,8 +2,8 @@
 
 The file of a figure is for papers and other pages. It has all panels, letters as outlines and a white background, and
 looks the same everywhere. On the page each panel is an SVG of its own, so that panels wrap on a narrow screen. There,
-letters are text in the page's font, which a search finds and a screen reader reads. The colours are the page's
-variables for light and dark.
+letters are text in the page's font, so that searches and screen readers find them. The colours are the page's CSS
+variables, which differ between light and dark mode.
 
 The figures are readable in colour, to colour-blind readers and in grey: every series differs from its neighbours in
 colour, marker and dashes at once. The constants have the light page's colours; on the page, each is a CSS variable.
@@ -29,8 +29,8 @@ PANEL_INCHES = (3.45, 2.5)
 WIDE_PANEL_INCHES = (7.4, 2.6)
 MAX_COLUMNS = 3
 LEGEND_PT, HANDLE_EMS, LETTER_EMS = 8, 2.6, 0.62
-TITLE_LETTERS = 32  # the length of a line that fits above a panel
-LEFT_PT, BOTTOM_PT, RIGHT_PT, TOP_PT = 46, 34, 12, 18  # around the axes
+TITLE_LETTERS = 32  # in a line of a title that fits above a panel
+LEFT_PT, BOTTOM_PT, RIGHT_PT, TOP_PT = 46, 34, 12, 18  # margins around the axes
 TITLE_PT = 12  # height of a line of a title
 LINE_PT = 17  # height of a line of the legend
 XLINK = "http://www.w3.org/1999/xlink"
@@ -64,7 +64,7 @@ RC: dict[Any, Any] = {  # Any: matplotlib types its keys as literals
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.titlepad": 15,
-    "axes.titley": 1.0,  # else matplotlib measures the labels of all ticks for it
+    "axes.titley": 1.0,  # otherwise matplotlib measures all tick labels to place the title
     "axes.labelsize": 8.5,
     "axes.edgecolor": MUTED,
     "axes.labelcolor": INK,
@@ -111,14 +111,15 @@ class Series:
         return style | {"marker": self.marker, "markeredgecolor": PAPER, "markeredgewidth": 0.7}
 
 
-# Colours of implicit and explicit lines. The numbers of looks and colours differ, so few lines agree in both.
+# The colours, and the looks (marker and dashes), of implicit (True) and explicit (False) lines. There are fewer looks
+# than colours, so few lines agree in both.
 _COLORS = {True: (BLUE, GREEN, PURPLE, INK, ROSE, OLIVE, CYAN), False: (VERMILION, AMBER, MUTED, BROWN)}
 _LOOKS = {
     True: (("o", ()), ("D", (4, 1.4)), ("^", (5, 1.4, 1, 1.4)), ("v", (1.2, 1.2)), ("P", (3, 1.6))),
     False: (("s", (3, 1.6)), ("X", (1.2, 1.2)), ("p", (5, 1.4, 1, 1.4))),
 }
 
-# If a figure has any of these names, styles are assigned to all of them first, so a mode looks the same everywhere.
+# If a figure has any of these names, they all get the first styles in this order, so a mode looks the same everywhere.
 _MODES = {
     f"implicit, {mode}": True
     for mode in ("blockwise-8-token", "sequential", "simultaneous", "released-criterion", "blockwise")
@@ -126,7 +127,7 @@ _MODES = {
 
 
 def series_of_names(names: Iterable[tuple[str, bool]]) -> dict[str, Series]:
-    """Return a series for each (name, is implicit), implicit ones first; equal names in several panels share one."""
+    """Return the series of each (name, is implicit) by name, implicit ones first; equal names get one series."""
     wanted = dict(names)
     known = wanted if wanted.keys().isdisjoint(_MODES) else _MODES | wanted
     return {
@@ -139,7 +140,7 @@ def series_of_names(names: Iterable[tuple[str, bool]]) -> dict[str, Series]:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes, on which `draw` is called; `description` is the text for screen readers."""
+    """One pair of axes, which `draw` fills; `description` is the text for screen readers, by default the title."""
 
     title: str
     draw: Callable[[Axes], None] = field(compare=False)
@@ -148,7 +149,10 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """Panels with one legend; `roles` are the runs whose numbers it shows. Panels of a wide figure fill the page."""
+    """Panels with one legend. `roles`: the roles of the runs whose numbers the panels show.
+
+    `is_wide`: whether each panel is as wide as the page.
+    """
 
     name: str
     title: str
@@ -186,7 +190,7 @@ def drawn(figure: Figure) -> Drawn:
 
 
 def file_svg(figure: Figure) -> str:
-    """Return the whole figure as a file, with the panels side by side and the legend below them."""
+    """Return the text of an SVG file with all panels, in at most MAX_COLUMNS columns, and the legend below them."""
     count, (width, height) = len(figure.panels), figure.panel_inches
     columns = 1 if figure.is_wide else min(count, 2 if count == 4 else MAX_COLUMNS)
     widest = (
@@ -239,7 +243,10 @@ def _svg(canvas: Canvas, name: str, letters: Literal["none", "path"] = "none") -
 
 
 def _element(svg: str, prefix: str) -> str:
-    """Return an SVG file as an element of a page, without a fixed size; used ids get `prefix`, others are dropped."""
+    """Return an SVG file as an element of a page, without a fixed size.
+
+    The ids to which the file refers get `prefix`, and other ids are dropped.
+    """
     prefix = re.sub(r"[^a-z0-9-]+", "-", prefix.lower())
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*", "", svg, flags=re.DOTALL)

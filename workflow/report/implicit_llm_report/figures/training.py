@@ -33,7 +33,7 @@ LOSS_WORDS = "training loss (nats per token)"
 def training_curves(given: Given) -> Figure | None:
     """Draw loss against the global step (for text against tokens), and training accuracy of word problems.
 
-    Runs that were only tested at their training length are left out as in `of_lengths`.
+    The runs that `of_lengths` removes, which were tested only at their training length, are left out.
     """
     left_out = set(given.words["run"]) - set(of_lengths(given.words)["run"])
     charts = []
@@ -57,7 +57,10 @@ def loss_by_flops(given: Given) -> Figure | None:
 
 
 def _by_task(given: Given, left_out: Iterable[str] = ()) -> dict[str, list[TrainingRun]]:
-    """Return the evaluated runs except `left_out`, or else all runs, by panel title; implicit runs come first."""
+    """Return the evaluated runs except `left_out`, or all runs if none would remain, by panel title.
+
+    Implicit runs come first in each panel.
+    """
     frame, training = given.measured, given.training
     labels = {run: models for run, models in zip(frame["run"], frame["models"], strict=True) if models}
     for task in groups(given.words, TASK):
@@ -73,7 +76,7 @@ def _kind(run: TrainingRun) -> str:
 
 
 def _chart(title: str, runs: Sequence[TrainingRun], key: str, label: str, x: str = STEP, **look: Any) -> Chart:
-    """Return a chart with a line for each end of a curriculum, from the first step on; the seeds share a line."""
+    """Return a chart with a line for each last phase of a run, from the first step on; the seeds share a line."""
     ends = [(run, phase) for run in runs for phase in run.last_phases]
     lines = [_line(seeds, key, x) for seeds in grouped(ends, lambda end: (end[0].run, end[1].name)).values()]
     last = max((place for line in lines for place, _ in line.points), default=1.0)
@@ -124,7 +127,10 @@ def _measured(charts: list[Chart]) -> list[Chart]:
 
 
 def _limit(key: str, runs: Sequence[TrainingRun]) -> tuple[str, float] | None:
-    """Return the name and value of the tolerance or iteration limit if all phases that are not unrolled agree."""
+    """Return the label and value of the tolerance or iteration limit that all phases except unrolled ones share.
+
+    Return None if they differ, or if the metric `key` has no limit.
+    """
     if key not in LIMITS:
         return None
     name, words = LIMITS[key]

@@ -1,4 +1,4 @@
-"""Draw accuracy on word problems by length, position, mode and share of hard tokens, and the layers for a length.
+"""Draw accuracy on word problems by length, position, mode and share of hard tokens, and the fewest layers by length.
 
 The figure of layers uses all tests at the training length. The figures by length, position and mode omit models that
 were tested only at their training length, if other models of the task were tested at another length.
@@ -66,10 +66,10 @@ def _any(is_one: pd.Series, by: pd.DataFrame) -> pd.Series:
 
 
 def without_fraction_sweep(rows: pd.DataFrame) -> pd.DataFrame:
-    """Remove the models of a task that sweep the share of hard tokens in training; they have their own figure.
+    """Remove the models of a sweep over the training share of hard tokens, which has a figure of its own.
 
-    A task with at most MANY_SHARES shares has no sweep. Shares at which a model was evaluated in several modes are
-    kept. If a task has no such share, nothing is removed.
+    The models of a task form a sweep if they have more than MANY_SHARES shares. Of these, only the shares remain at
+    which a model was evaluated in several modes; if there is no such share, all remain.
     """
     share = "train_hard_fraction"
     has_few = rows.groupby(TASK, dropna=False)[share].transform("nunique", dropna=False) <= MANY_SHARES
@@ -90,7 +90,7 @@ def _decorate_lengths(axis: Axes, test: Group) -> None:
 
 
 def chance_of(test: Group) -> float | None:
-    """Return the accuracy of the best constant prediction; None if no record has it."""
+    """Return the accuracy of the best constant prediction, the highest of all records; None if no record has it."""
     return test.spread("chance_last10", over="record").high
 
 
@@ -109,7 +109,7 @@ def accuracy_by_position(given: Given) -> Figure | None:
 
 
 def _binned(curves: Sequence[Sequence[float]]) -> list[tuple[float, Spread]]:
-    """Return each seed's curve as means over at most MAX_POSITIONS bins of positions."""
+    """Return the seeds' curves as means over at most MAX_POSITIONS bins: mean position, and mean value of each seed."""
     if not curves:
         return []
     table = np.column_stack((np.arange(1, len(curves[0]) + 1), np.transpose(curves)))
@@ -127,8 +127,9 @@ def _decorate_positions(axis: Axes, test: Group) -> None:
 def accuracy_by_mode(given: Given) -> Figure | None:
     """Draw last-ten accuracy against serial steps per token, with a panel for each test.
 
-    The figure shows the models that were evaluated in several modes, at four times the training length; without such
-    rows, at all lengths; without such models, all models. Return None without an implicit model.
+    The figure shows the models that were evaluated in several modes, at four times the training length. If they have no
+    results at this length, it shows them at all lengths; if there are no such models, it shows all models. Return None
+    without an implicit model.
     """
     rows = without_fraction_sweep(of_lengths(given.words))
     if not rows["is_implicit"].any():
@@ -182,7 +183,10 @@ def _draw_modes(axis: Axes, cells: Sequence[Group], series: Mapping[str, Series]
 
 
 def accuracy_by_hard_fraction(given: Given) -> Figure | None:
-    """Draw a panel for each test of models that differ in the training share of hard tokens; None if there is none."""
+    """Draw accuracy by the training share of hard tokens, one panel for each test of models with several shares.
+
+    Return None without such a test.
+    """
     charts = []
     rows = headlines(given.words)
     for test in groups(rows[rows["train_hard_fraction"].notna()], TEST_LENGTH):
@@ -196,7 +200,10 @@ def accuracy_by_hard_fraction(given: Given) -> Figure | None:
 
 
 def _by_share(kind: Group) -> Line:
-    """Return the line of a kind of model, with the most accurate of several models that were trained with one share."""
+    """Return the line of a kind of model by training share; of several models with one share, the most accurate counts.
+
+    The share of a model is the largest in its training data.
+    """
     of_share = grouped(groups(kind.rows, CELL), lambda cell: max(shares_of(cell.train_hard_fraction)))
     best = {share: max(cells, key=lambda cell: cell.spread(LAST_TEN).mean or -1.0) for share, cells in of_share.items()}
     points = [(share, best[share].spread(LAST_TEN)) for share in sorted(best)]

@@ -1,11 +1,11 @@
-"""Build one table of everything that was measured or is missing, with one row per number.
+"""Build the frame: one table of everything that was measured or is missing, with one row per number.
 
 The columns are the `kind` of evaluation, `metric` and `value`; the conditions of the number (run, seed, phase and its
 solver, model, data, length, mode, ...); the `role` of the input from which it comes; and the `reason` why a result is
-missing. A missing number is None or NaN in its own row, never zero; a missing number of EXTRAS has a row only if the
-record's `lacks` names it. A column that does not apply to a kind is None. Curves and other details are in `detail`, a
-mapping by name. All columns have the type object: pandas then stores them as one array, and filters and slices this
-array much faster.
+missing. A missing number has a row of its own with the value None or NaN, never zero. A missing number of EXTRAS has a
+row only if the record's `lacks` names it. A column that does not apply to a kind is None. Curves and other details are
+in `detail`, a mapping by name. All columns have the type object: pandas then stores them as one array, and filters and
+slices this array much faster.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from implicit_llm_contracts.plugins import BUILTIN, Kinds
 from implicit_llm_report.config import VALIDATION_KINDS, ReportError
 from implicit_llm_report.inputs.training_runs import TrainingRun, end_loss_of, share_bounded
 
-Metrics = Mapping[str, Sequence[str]]  # by kind: the metrics that every record should have; an absent one is missing
-# Further numbers that only some records of a kind have. A record without one has a row for it only if `lacks` names it.
+Metrics = Mapping[str, Sequence[str]]  # by kind: the metrics of every record; an absent number counts as missing
+# Further metrics, which only some records of a kind have. An absent number counts as missing only if `lacks` names it.
 EXTRAS = (
     "logit_std", "against_f_evaluations_per_token", "iterations_per_token", "residual", "token_match_sequential",
 )  # fmt: skip
@@ -47,7 +47,8 @@ DERIVED = (
 )  # fmt: skip
 COLUMNS = ("kind", *ABOUT, *DERIVED, "suite", "column", "reason", "metric", "value", "detail")
 
-# Rows that agree in these columns belong to one sweep; the column `extent` marks its smallest and largest value.
+# Rows that agree in these columns belong to one sweep. In its rows with the smallest and the largest swept value, the
+# column `extent` is "least" and "most".
 SWEEP = ("kind", "run", "phase", "base", "data", "length", "swept")
 
 # The order of `eval_mode` in tables and legends: explicit models (None), the mode of the protocol (blockwise), others.
@@ -56,7 +57,7 @@ LAST_TEN, COST, PERPLEXITY, AVERAGE = "accuracy_last10", "f_evaluations_per_toke
 FAMILIES = {**FAMILY_NAMES, "mamba2": "Mamba2", "llama": "Llama"}
 LANGUAGE_KINDS = ("perplexity", "lm_eval")
 RECURRENT = ("lstm",)  # families that process a sequence token by token, without a solver
-# Models within this factor have the same size: an implicit model has a few more parameters than an explicit one.
+# Models within this factor count as equally large, because implicit models have slightly more parameters.
 SAME_SIZE = 1.3
 METRIC_WORDS = {
     LAST_TEN: "accuracy on the last ten tokens",
@@ -110,7 +111,7 @@ def shares_of(hard: float | tuple[float, ...]) -> tuple[float, ...]:
 
 
 def is_close(first: float | None, second: float | None, tolerance: float) -> bool:
-    """Return whether two positive numbers differ by at most the share `tolerance` of the larger; False for None."""
+    """Return whether two positive numbers differ by at most `tolerance` times the larger one; False for None or 0."""
     return bool(first and second and abs(first - second) <= tolerance * max(first, second))
 
 
@@ -129,7 +130,7 @@ def count_words(count: int, noun: str) -> str:
 
 @dataclass(frozen=True)
 class Spread:
-    """The measured values of a number over seeds, records or pairs of seeds. `num_missing`: how many have no value."""
+    """The measured values of a number over seeds, records or pairs of seeds; `num_missing` of these have no value."""
 
     values: tuple[float, ...] = ()
     num_missing: int = 0
@@ -175,10 +176,11 @@ def frame_of(
     names: Mapping[str, str] | None = None,
     kinds: Kinds = BUILTIN,
 ) -> pd.DataFrame:
-    """Return the rows of all records, sorted by kind, test and model.
+    """Return the frame of all records, sorted by kind, test and model.
 
-    Implicit models come before explicit ones, phases with fewer training FLOPs before others, and headline modes before
-    other modes. `records`: by kind. `reasons`: why a result is missing, by role. `names`: names of runs for the reader.
+    Implicit models come before explicit ones, phases with fewer training FLOPs before others, and headline modes
+    (`is_headline` in `_Derived`) before other modes. `records`: the records by kind. `reasons`: by role, why a result
+    is missing. `training`: the runs from which some columns are computed. `names`: by run, the name that readers see.
     """
     language = [record for kind in LANGUAGE_KINDS for record in records.get(kind, ())]
     models = {str(r["run"]): (family_of(r.get("model_type")), r.get("num_parameters")) for r in language}
@@ -209,7 +211,10 @@ def frame_of(
 
 
 def model_titles(models: Mapping[str, tuple[str, int | None]]) -> dict[str, str]:
-    """Return a title for each run, such as "Mamba2, 214k–226k": the family and the size range of similar models."""
+    """Return a title for each run, such as "Mamba2, 214k–226k": its family, and the range of sizes close to its own.
+
+    `models`: by run, the family and the number of parameters.
+    """
     found: list[list[str]] = []
     for run in sorted(models, key=lambda run: (models[run][0], models[run][1] or 0, run)):
         (family, size), first = models[run], models[found[-1][0]] if found else ("", None)
@@ -261,16 +266,17 @@ def serial_steps(record: Mapping[str, Any]) -> float | None:
 
 
 class _Derived:
-    """The columns that follow from a record and from the other records of its kind that are not part of a sweep.
+    """A calculator of the columns that depend on several records; `records`: all of one kind, except those of sweeps.
 
-    `name`: the run's name for the reader, with its phase if several phases of the run have results of this kind.
-    `label`: as `name`; a run without a name in `names` is just "explicit", or "implicit" with its phase as in `name`.
-    `is_headline`: whether the mode represents the model in figures and claims; this is the first mode by `mode_rank`
-    among those with the most test sets. `budget`: "bounded" for the phases of a run with the fewest iterations, "free"
-    for its others, None if all are equal. `choice`: the score of competing runs; the run with the lowest is chosen. It
-    is the training loss at the end for language models, and the error on the validation set for CatbAbI; other kinds
-    have none. If all competing runs have a `validation_loss`, this loss decides instead. `swept`, `at`, `base`: the
-    setting that a record sweeps, its value, and the mode without the sweep.
+    `name`: the name of the run that readers see, and its phase if several phases of the run have results of this kind.
+    `label`: equal to `name` if `names` has the run. The label of another run is "explicit", or "implicit" with the
+    phase that `name` has. `is_headline`: whether the mode represents the model in figures and claims. Of the modes with
+    the most test sets, it is the first by `mode_rank`, and never a swept one. `budget`: "bounded" for those phases of
+    a run that allow the fewest iterations, "free" for its other phases; None if all allow equally many. `choice`: a
+    score of the run; of several competing runs, the one with the lowest score is chosen. The score is the training loss
+    at the end for language models, and the error on the validation set for CatbAbI; other kinds have none. If all
+    competing runs have a `validation_loss`, this loss decides instead. `swept`, `at`, `base`: the setting that a record
+    sweeps, its value, and the mode without the sweep.
     """
 
     def __init__(
@@ -356,13 +362,16 @@ def _hashable(value: Any) -> Any:
 
 
 def _reading(record: Mapping[str, Any]) -> tuple:
-    """Return the key that all records with the same headline mode share: run, phase, and for CatbAbI the protocol."""
+    """Return the key of the records that share one headline mode: their run, phase, and for CatbAbI the protocol."""
     return record.get("run"), record.get("phase"), record.get("protocol")
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Rows that belong together, such as those of all seeds. An attribute is a column's value in the first row."""
+    """Rows that belong together, such as those of all seeds.
+
+    Each column of the frame is an attribute, whose value is that of the first row.
+    """
 
     rows: pd.DataFrame
 
@@ -388,9 +397,10 @@ class Group:
         return list(dict.fromkeys(self.rows["metric"]))
 
     def spread(self, metric: str, over: str = "seed") -> Spread:
-        """Return the metric over the seeds, or over another column; a seed whose row has no number counts as missing.
+        """Return the values of a metric over the seeds, or over another column.
 
-        Raises: ReportError if a seed has several rows of the metric, because these have no meaningful mean.
+        A seed whose row has no number counts as missing. Raises: ReportError if a seed has several rows of the metric,
+        because their mean has no meaning.
         """
         found = self._numbers(metric, over)
         if len({key for key, _ in found}) < len(found):
@@ -420,12 +430,13 @@ class Group:
 
     @cached_property
     def _columns(self) -> dict[str, list[Any]]:
-        """The columns of the numbers in the order of the seeds, as lists, because reading a column is much slower."""
+        """The columns that `_numbers` uses, in the order of the seeds; lists are much faster to read than Series."""
         return {name: self._by_seed[name].tolist() for name in ("metric", "value", "seed", "record", "role")}
 
     def _numbers(self, metric: str, over: str) -> list[tuple[Any, float | None]]:
+        """Return the value of `over` and the number for each row of the metric; NaN becomes None."""
         rows = zip(*(self._columns[column] for column in ("metric", over, "value")), strict=True)
-        return [(key, None if value != value else value) for name, key, value in rows if name == metric]  # NaN
+        return [(key, None if value != value else value) for name, key, value in rows if name == metric]
 
 
 def plain(frame: pd.DataFrame, kind: str) -> pd.DataFrame:
@@ -443,10 +454,10 @@ def roles_of(found: Iterable[Group]) -> tuple[str, ...]:
 
 
 def groups(rows: pd.DataFrame, by: Sequence[str]) -> list[Group]:
-    """Return groups of the rows that agree in the columns `by`, in the order of their first rows."""
+    """Return groups of the rows that agree in the columns `by`, in the order of their first rows; NaN equals None."""
     places: defaultdict[tuple, list[int]] = defaultdict(list)  # pandas' groupby takes ten times as long for few rows
     for place, key in enumerate(zip(*(rows[column] for column in by), strict=True)):
-        places[tuple(None if part != part else part for part in key)].append(place)  # NaN
+        places[tuple(None if part != part else part for part in key)].append(place)  # only NaN differs from itself
     return [Group(rows.iloc[mine]) for mine in places.values()]
 
 

@@ -14,8 +14,8 @@ from implicit_llm_report.inputs.suites import load_suites
 
 CHECKPOINT_PHASE = "checkpoint"
 KINDS = (WORD_PROBLEM, PERPLEXITY, CATBABI, LM_EVAL, DUALITY, JACOBIAN)
-# The fields that other records of the same run, phase or data set supply, or else `MissingResult.training`; OF_TEST
-# comes from `MissingResult.data`.
+# The fields that a missing record gets from other records of the same run (OF_RUN), phase (OF_PHASE) or data set
+# (OF_DATA), or else from `MissingResult.training`. It gets the fields OF_TEST from `MissingResult.data`.
 OF_RUN = ("num_layers", "num_parameters", "model_type", "train_length", "train_hard_fraction")
 OF_PHASE = ("train_tokens", "train_flops")
 OF_DATA = ("chance_last10", "chance_per_position")
@@ -27,8 +27,8 @@ Record = dict[str, Any]
 def missing_records(config: ReportConfig, known: Sequence[Record]) -> Iterator[tuple[str, Record]]:
     """Yield kind and record for each test and mode of the missing evaluations.
 
-    `known`: the records that exist, and the fields that the training of each run supplies. A missing evaluation yields
-    nothing if its kind is not in KINDS, such as the kind of a plugin.
+    `known`: the records that exist, and the fields that the training of each run supplies. Missing evaluations of kinds
+    outside KINDS, such as those of plugins, yield nothing. Raises: ConfigError for invalid settings.
     """
     for item in config.missing:
         job, kind = config.jobs[item.role], str(item.config.get("kind"))
@@ -55,7 +55,7 @@ def _shared(known: Sequence[Record], keys: Sequence[str], **wanted: Any) -> Reco
 
 
 def _tests(item: MissingResult, settings: Any) -> list[Record]:
-    """Return the tests of an evaluation: tasks, or data sets with their lengths and protocols."""
+    """Return the fields that describe each test of an evaluation: a task, or a data set, length and protocol."""
     if settings.kind == LM_EVAL:
         columns = [column for suite in load_suites() for column in suite.columns]
         metrics = {task: [column.metric for column in columns if column.task == task] for task in settings.tasks}

@@ -33,7 +33,7 @@ COMPARED = {
     "lm_eval": ("family", "num_parameters", "train_tokens", "solver", "task"),
     "duality": ("family", "num_parameters", "eval_mode", "against"),
 }  # fmt: skip
-# By list of the file: the kind of evaluation, the default metric, the default part of the page, and the number format.
+# For each list of published.yaml: the kind of evaluation, default metric, default part of the page, and number format.
 PARTS = {
     "numbers": ("word_problem", "accuracy_last10", "word problems", ".3f"),
     "perplexities": ("perplexity", "perplexity", "perplexity", ".2f"),
@@ -48,10 +48,10 @@ PARTS = {
 class PublishedEntry:
     """A published number or statement and its conditions.
 
-    mark: the kind of the source, which shows how reliable the number is; it is "not_known" exactly if the entry has no
-    `value` and no `values`. The conditions in COMPARED are columns of the frame; `solver` has the maximum number of
-    iterations and the phantom steps. values: a row of a downstream table, by the column labels of the suite. hub: the
-    released model to which the number belongs.
+    mark: the kind of the source, which shows how reliable the number is. It must be "not_known" if the entry has no
+    `value` and no `values`, and only then. The conditions in COMPARED are columns of the frame (inputs/frame.py);
+    `solver` has the keys max_iter and phantom_steps. values: a row of a downstream table, by the column labels of the
+    suite. hub: the released model to which the number belongs. Raises: ValueError for a wrong mark.
     """
 
     id: str
@@ -95,7 +95,7 @@ class PublishedEntry:
     def is_beside(self, cell: Group) -> bool:
         """Return whether the entry has the kind, task, training corpus and COMPARED conditions of our number.
 
-        A model trained elsewhere needs the same kind and task, and must be the released model `hub`.
+        If our number is of a model that was trained elsewhere, only kind and task count, and the model must be `hub`.
         """
         if cell.kind != self.kind or cell.task != self.task:
             return False
@@ -119,7 +119,7 @@ class PublishedEntry:
 
 
 def _words(entry: PublishedEntry) -> str:
-    """Return a description for an entry without `what`: a word problem or a perplexity."""
+    """Return a description of an entry for a word problem or a perplexity, which serves as its `what`."""
     if entry.kind == "word_problem":
         task = entry.group if entry.monoid == "none" else f"{entry.group} × {entry.monoid}"
         trained = f"{entry.train_length} with {100 * (entry.train_hard_fraction or 0):g} % hard"
@@ -162,16 +162,19 @@ class Published:
 
 
 def load_published(path: Path = FOLDER / "inputs/published.yaml") -> Published:
-    """Read a file, with an entry for each number of a downstream table. Raises: UserError, which names file and key."""
+    """Read a file of published numbers; each number of a downstream table becomes an entry of its own.
+
+    Raises: UserError, which names file and key.
+    """
     published = read_yaml(path, Published)
     placed: dict[str, Any] = {name: _placed(name, getattr(published, name)) for name in PARTS}
     return replace(published, **placed)
 
 
 def _placed(name: str, entries: tuple[PublishedEntry, ...]) -> tuple[PublishedEntry, ...]:
-    """Return the entries of the list `name`, with what PARTS defines for it: kind, format, default metric and part.
+    """Return the entries of the list `name` with the kind and format, and the default metric and part, from PARTS.
 
-    Rows of downstream tables are split into numbers, and every entry has a description.
+    Rows of downstream tables are split into numbers. An entry without a description gets one.
     """
     kind, metric, part, form = PARTS[name]
     found = [
@@ -183,7 +186,7 @@ def _placed(name: str, entries: tuple[PublishedEntry, ...]) -> tuple[PublishedEn
 
 
 def _split(row: PublishedEntry) -> list[PublishedEntry]:
-    """Return an entry for each column of a row of a downstream table."""
+    """Return an entry for each number in a row of a downstream table. Raises: KeyError for an unknown column label."""
     columns = {
         column.label: column for suite in load_suites() if suite.name == row.suite for column in suite.all_columns
     }

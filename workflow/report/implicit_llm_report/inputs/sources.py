@@ -41,7 +41,7 @@ class Source:
 
     @property
     def anchor(self) -> str:
-        """The id of the source on the page."""
+        """The HTML id of the source on the page of all numbers."""
         return "run-" + "".join(letter if letter.isalnum() else "-" for letter in self.role)
 
 
@@ -49,8 +49,9 @@ class Source:
 class Given:
     """The input of the report.
 
-    `measured`: all numbers that were measured or are missing. `frame`: the same, with the averages of downstream tasks
-    and the fewest layers, but without the metrics of a suite's tasks that no column of the suite shows.
+    `measured`: the frame (inputs/frame.py) of all numbers that were measured or are missing. `frame`: `measured` with
+    the averages of downstream tasks and the fewest layers. It lacks the metrics of a suite's tasks that no column of
+    the suite shows.
     """
 
     config: ReportConfig
@@ -82,7 +83,7 @@ class Given:
 
 
 def load_inputs(inputs: Mapping[str, Input], config: ReportConfig, kinds: Kinds = BUILTIN) -> Given:
-    """Read every input; missing evaluations become rows without a value. Raises: ReportError that names the place."""
+    """Read every input; missing evaluations become rows without a value. Raises: UserError that names the place."""
     unknown = sorted({*inputs, *(item.role for item in config.missing)} - set(config.jobs))
     if unknown:
         raise ReportError(f"input {unknown[0]}: the report's `jobs` do not say what it is; plan the workflow again")
@@ -106,7 +107,7 @@ def load_inputs(inputs: Mapping[str, Input], config: ReportConfig, kinds: Kinds 
 
 
 def _trained(source: Source) -> Record:
-    """Return what a finished training job knows about its run, such as the model type and the number of layers.
+    """Return the run of a finished training job, its model type, number of layers and training length.
 
     These values fill the rows of missing evaluations.
     """
@@ -116,9 +117,10 @@ def _trained(source: Source) -> Record:
 
 
 def _placed(kind: str, record: Record, role: str, config: ReportConfig) -> tuple[str, Record]:
-    """Return the kind, and the record with its role, run, seed, phase, solver, data set and split.
+    """Return the kind of the record, and the record with its role, run, seed, phase, solver, data set and split.
 
-    Numbers on the split "validation" have their own kind, so that no figure or claim confuses them with test results.
+    The kind of numbers on the split "validation" is that in VALIDATION_KINDS, so that no figure or claim confuses them
+    with test results.
     """
     job, part = config.jobs[role], config.data.get(str(record.get("data")), DataPart())
     solver = Solver.of(job.solver) if record.get("is_implicit") else None

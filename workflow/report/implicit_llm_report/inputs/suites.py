@@ -1,4 +1,4 @@
-"""Read the suites in downstream.yaml, and compute their averages. A suite has tasks that are reported together."""
+"""Read the suites in downstream.yaml and compute their averages. A suite is a set of tasks reported together."""
 
 import math
 from dataclasses import dataclass
@@ -68,11 +68,11 @@ def load_suites(path: Path = FOLDER / "inputs/downstream.yaml") -> tuple[Suite, 
 
 
 def with_suites(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the frame with suite and column of each downstream task, and with rows for the averages.
+    """Return the frame with `suite` and `column` filled for downstream tasks, and with rows for the averages.
 
     An average of a model, mode and seed is NaN if any of its columns has no number, and has no row if none of them has
     a row. A task outside all suites gets a column for each of its metrics. For a task in a suite, metrics that no
-    column shows are left out.
+    column of the suite shows are left out.
     """
     is_downstream = (frame["kind"] == "lm_eval") & ~frame["metric"].isin(COSTS)
     rows = frame[is_downstream].drop(columns=["suite", "column"])
@@ -91,4 +91,5 @@ def with_suites(frame: pd.DataFrame) -> pd.DataFrame:
     shown = pd.concat(found).merge(table, how="left", on=["task", "metric"]).sort_values("order", kind="stable")
     shown = shown[shown["column"].notna() | ~shown["task"].isin(table["task"])]
     own = {"suite": "Other tasks", "column": shown["task"] + " " + shown["metric"]}
-    return pd.concat([frame[~is_downstream], shown.fillna(own).drop(columns="order")]).copy()  # contiguous, so faster
+    # The copy is contiguous in memory, so later filters are faster.
+    return pd.concat([frame[~is_downstream], shown.fillna(own).drop(columns="order")]).copy()

@@ -60,7 +60,7 @@ class Solver:
 class Phase:
     """One phase of a training run: the steps start_step + 1 .. end_step and the points of its journal.
 
-    `start`: the fingerprint of the phase from which it starts. `step_tokens`: the tokens of one step.
+    `start`: the fingerprint of the phase from which it starts, if any. `step_tokens`: the tokens of one step, if known.
     """
 
     role: str
@@ -96,7 +96,10 @@ class Phase:
         return self.table.get(key, pd.Series(dtype=float)).dropna()
 
     def curve(self, key: str, x: str = STEP, bins: int = MAX_POINTS) -> pd.DataFrame:
-        """Return the columns step, x and key as means over bins of steps; bins without a point are left out."""
+        """Return step, `x` and `key` as means over bins of steps, from the points that have all three values.
+
+        Bins without such a point are left out.
+        """
         rows = self.table.reindex(columns=list(dict.fromkeys((STEP, x, key)))).dropna()
         return rows.groupby((rows[STEP] - self.start_step - 1) * bins // (self.end_step - self.start_step or 1)).mean()
 

@@ -15,7 +15,8 @@ from implicit_llm_report.registry import registry
 from implicit_llm_report.sections import figure_of
 from implicit_llm_report.tables import Table, tables_of
 
-# Unless the configuration names figures, the page shows the first five that have data: of these, then of plugins.
+# Unless the configuration names figures, the page shows the first five of these that have data. If these are fewer than
+# five, figures of plugins follow.
 FIGURES = (
     "accuracy-by-length", "loss-by-flops", "perplexity-by-length", "minimum-layers", "accuracy-by-position",
     "jacobian", "accuracy-by-babi-task", "perplexity-by-position",
@@ -30,8 +31,8 @@ TEST = ("kind", "group", "monoid", "data_set")
 class FrontTable:
     """A table in the mode that represents each model.
 
-    num_left_out: the number of measured rows that only the page of all numbers has. not_run: the titles of the other
-    rows, whose models have no result.
+    num_left_out: the number of measured rows that only the page of all numbers has. not_run: the titles of rows that
+    are left out because their models have no result.
     """
 
     name: str
@@ -59,7 +60,10 @@ def with_few_models(given: Given) -> Given:
 
 
 def _first(rows: pd.DataFrame) -> list[str]:
-    """Return the first six models of a test's rows: three of each kind, or more of one if the other has fewer."""
+    """Return the names of the first six models of a test: three implicit and three explicit ones.
+
+    If one kind has fewer than three, more models of the other kind are returned.
+    """
     shown, half = headlines(rows), MOST_LINES // 2
     is_implicit = shown["is_implicit"].astype(bool)
     implicit, explicit = (list(dict.fromkeys(shown[kind]["name"])) for kind in (is_implicit, ~is_implicit))
@@ -67,7 +71,10 @@ def _first(rows: pd.DataFrame) -> list[str]:
 
 
 def front_tables(rows_of: dict[str, pd.DataFrame], patterns: Sequence[str] = ()) -> Iterator[FrontTable]:
-    """Yield a table for each test, with at most MOST_ROWS measured rows; models that match a pattern are preferred."""
+    """Yield a table for each test, with at most MOST_ROWS measured rows; models that match a pattern are preferred.
+
+    `rows_of`: the rows of each table in TABLES.
+    """
     for name in TABLES:
         for table in tables_of(registry().tables[name], headlines(rows_of[name])):
             top = 1 if name == "babi" else None  # its tasks are in a figure
@@ -87,7 +94,7 @@ def front_tables(rows_of: dict[str, pd.DataFrame], patterns: Sequence[str] = ())
 
 
 def facts_of(given: Given) -> Sequence[str]:
-    """Return phrases on the origin of the numbers: devices, training jobs with the time of all processes, commits."""
+    """Return phrases on the origin of the numbers: devices, training jobs, total time of their processes, commits."""
     sources = list(given.sources.values())
     devices = dict.fromkeys(str(one.provenance["device"]) for one in sources if one.provenance.get("device"))
     trained = [one.provenance for one in sources if one.manifest.stage == "train"]

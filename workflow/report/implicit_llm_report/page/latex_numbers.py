@@ -1,7 +1,7 @@
 r"""Write the report's numbers for a manuscript: \result{kind/run/phase/data/mode/length/metric} in numbers.tex.
 
-A key has the values of a record in the columns PLACES, without those that are missing. With several seeds, there are
-also keys with a suffix: `.low` and `.high` for the range, `.seeds` for the number of seeds with a value. A claim has
+A key has the values of a record in the columns PLACES, without missing values. With several seeds, there are also keys
+with a suffix: `.low` and `.high` for the range, `.seeds` for the number of seeds with a value. A claim has
 the key claim/<id>, and claim/<id>.verdict for the verdict in words. In a key, a hyphen replaces spaces and other
 characters that LaTeX does not accept there.
 

@@ -61,7 +61,7 @@ SYMBOLS: dict[Verdict, str] = {HOLDS: "✓", BY_SEED: "≈", UNDECIDED: "≈", F
 
 @dataclass(frozen=True)
 class PageContent:
-    """The content of the pages. `published`: empty if the table is not selected, or no claim names the experiment."""
+    """The content of the pages. `published`: empty if the table is not selected or no claim names the experiment."""
 
     title: str
     given: Given
@@ -129,7 +129,7 @@ def _everything(content: PageContent) -> dict[str, Any]:
 
 
 def protocol_of(given: Given) -> list[str]:
-    """Return a sentence for each combination of settings that headline modes have in a kind of result."""
+    """Return a sentence for each combination of evaluation settings of headline modes, by kind of result."""
     rows = headlines(given.measured[given.measured["is_implicit"].astype(bool)])
     found = groups(rows[rows["kind"].isin(TITLES) & rows["eval_mode"].notna()], ("kind", *PROTOCOL))
     return [
@@ -263,7 +263,10 @@ def _devices(record: Mapping[str, Any]) -> str:
 
 
 def hyperparameters(given: Given) -> dict[str, Any]:
-    """Return the settings that all phases share, the keys of the others, and a row for each phase of each run."""
+    """Return the settings that all phases share, the keys of all other settings, and a row for each phase of each run.
+
+    The settings in a row are those of the first seed.
+    """
     places = [(run, phase) for run in given.training for phase in run.phases]
     rows: list[dict[str, Any]] = [
         {
@@ -287,7 +290,10 @@ def _settings(source: Source) -> dict[str, Any]:
 
 
 def linked(text: object, roles: Iterable[str], sources: Mapping[str, Source]) -> Markup:
-    """Return `text` as a link to the first known run in `roles`, with all in the tooltip; plain text without one."""
+    """Return `text` as a link to the first known run in `roles`; the tooltip names all known runs.
+
+    Return plain text without a known run.
+    """
     known = [sources[role] for role in dict.fromkeys(roles) if role in sources]
     link = Markup('<a class="n" href="#{}" title="{}">{}</a>')
     return link.format(known[0].anchor, "\n".join(map(origin_words, known)), text) if known else Markup.escape(text)

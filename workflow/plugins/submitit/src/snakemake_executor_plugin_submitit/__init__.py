@@ -4,7 +4,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """Load a name for Snakemake at its first use; the processes of jobs import this package too and need no name."""
+    """Load a name that Snakemake uses; job processes also import this package, but need not load the executor."""
     if name in ("Executor", "ExecutorSettings", "common_settings"):
         from snakemake_executor_plugin_submitit import executor
 

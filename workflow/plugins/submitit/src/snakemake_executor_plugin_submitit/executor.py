@@ -170,9 +170,9 @@ class Executor(RemoteExecutor):
         return another
 
     def _check_rules(self) -> None:
-        """Check the resources of a job of each rule, and on Slurm its partition, account, qos and constraint.
+        """Check the resources of one job of each rule, and on Slurm its partition, account, qos and constraint.
 
-        Raises: WorkflowError.
+        Warn of resources that nothing uses and of time limits that are too long. Raises: WorkflowError.
         """
         checked = set()
         jobs = {job.rule.name: job for job in self.dag.needrun_jobs() if not job.is_local}
@@ -201,7 +201,7 @@ class Executor(RemoteExecutor):
                 raise WorkflowError(f"rule {rule}: {error}") from error
 
     def _ask_of_site(self) -> None:
-        """Query the properties of the cluster, unless Slurm has answered already."""
+        """Query the properties of the cluster, unless Slurm has answered already; warn if the query fails."""
         if self._knows_site:
             return
         try:
@@ -211,7 +211,7 @@ class Executor(RemoteExecutor):
             self.logger.warning(f"{error}; the time limits of partitions are asked for again before the next jobs")
 
     def _warn_of_time_limit(self, rule: str, resources: Mapping[str, Any]) -> None:
-        """Warn that jobs of the rule get less time than they request, because their partition allows no more."""
+        """Warn if the rule requests more time than its partition allows; its jobs then get the partition's limit."""
         wanted, allowed = (requested(resources, 1, self.settings, one)["runtime"] for one in ({}, self.limits))
         if allowed < wanted:
             self.logger.warning(
@@ -228,7 +228,10 @@ class Executor(RemoteExecutor):
         self._close(reported)
 
     def _close(self, jobs: Sequence[Job]) -> None:
-        """Close the records; a record that stays open is harmless, as the next driver sees that its job has ended."""
+        """Close the records of jobs that have no later submission, or warn if a file cannot be read or written.
+
+        A record that stays open is harmless, because the next driver sees that its job has ended.
+        """
         for job in jobs:
             try:
                 with job.files.lock():

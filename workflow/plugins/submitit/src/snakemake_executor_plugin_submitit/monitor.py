@@ -41,7 +41,10 @@ class Monitor:
     clock: Callable[[], float] = time.monotonic
 
     def look(self, jobs: Sequence[Job]) -> list[End | None]:
-        """Return how each job ended, or None if it has not; query Slurm at most once, and only if a query is due."""
+        """Return how each job ended, or None if it has not; query Slurm at most once, and only if a query is due.
+
+        Update `slurm` and `doubt` of the jobs, and write the end of a job that could not write it.
+        """
         ends = [job.end for job in jobs]
         on_slurm = [job for job, end in zip(jobs, ends, strict=True) if end is None and job.record.is_on_slurm]
         if on_slurm and self.queue.is_due():
@@ -51,7 +54,7 @@ class Monitor:
         return [end or self._without_word(job) for job, end in zip(jobs, ends, strict=True)]
 
     def _without_word(self, job: Job) -> End | None:
-        """Judge a job that wrote no final end by its state in Slurm, or by its processes."""
+        """Return the end of a job that wrote no final end, by its state in Slurm or by its processes; else None."""
         if job.record.is_on_slurm:
             state, is_over = job.slurm.state, job.slurm.is_over
             # Wait for a second answer, because Slurm shows a job as ended before it requeues the job.
@@ -76,9 +79,9 @@ class Monitor:
 
 
 def recorded(job: Job, end: End) -> End:
-    """Write how the job ended, because it could not do so itself, and return it.
+    """Write `end` for a job that could not write it, and return it. Errors of the file system are ignored.
 
-    Other programs have only this file: they do not ask Slurm about a job that was reported to Snakemake.
+    Other programs read this file, because they do not query Slurm about a job that was reported to Snakemake.
     """
     with suppress(OSError):  # Snakemake reports the end in any case
         write_json(job.files.outcome(job.record.number), end._asdict())
@@ -88,8 +91,9 @@ def recorded(job: Job, end: End) -> End:
 def failure_of(job: Job, state: str, exit_code: int | None) -> End:
     """Return the failure of a job that did not write its end, or whose end is provisional.
 
-    The failure follows from Slurm's state, or without one from the last attempt. A message about memory in submitit's
-    standard error makes it "oom", unless the job was cancelled or preempted.
+    Slurm's state determines the failure class, or without a state the last attempt. A message about memory in
+    submitit's standard error makes the class "oom", unless the job was cancelled or preempted. A job that reached its
+    time limit is "preempted" if it makes progress or requests a restart.
     """
     begun = [one for one in read_attempts(job.files.attempts) if one["submission"] == job.record.number]
     last = begun[-1] if begun else {}
@@ -104,7 +108,7 @@ def failure_of(job: Job, state: str, exit_code: int | None) -> End:
         kind = "oom"
     is_fruitful = job.files.progress() is not None and not job.files.is_unfruitful()
     if kind == "timeout" and (is_fruitful or exit_code == PREEMPTED_EXIT):
-        kind = "preempted"  # the job makes progress or requests a restart: another attempt resumes from its checkpoint
+        kind = "preempted"  # another attempt resumes from the job's checkpoint
     message = {
         "lost": "it ended without an outcome",
         "cancelled": "cancelled",
@@ -119,7 +123,7 @@ def failure_of(job: Job, state: str, exit_code: int | None) -> End:
 def is_worth_another(job: Job, kind: str, requeue_limit: int) -> bool:
     """Return whether to submit a failed job again: by the retries of its class, or for "preempted" by `requeue_limit`.
 
-    A preempted job is not submitted again if its last attempts were unfruitful.
+    A preempted job is not submitted again if its last attempts made no progress (`JobFiles.is_unfruitful`).
     """
     limit = CLASSES[kind].retries
     if limit is not None:

@@ -3,7 +3,7 @@
 Slurm sends SIGUSR2 before the time limit (`--signal`) and, if the cluster is configured so, before a preemption.
 SIGTERM comes with scancel and with a preemption. The ProctrackType determines which processes Slurm signals: with
 `cgroup` submitit's own process and the tasks of further `srun` steps, with `linuxproc` all processes of a step.
-`Relay` signals each process with a handler once. The others, such as Snakemake and its shell, must live until the
+`Relay` signals each process with a handler once, except Snakemake and srun. Snakemake and its shell must live until the
 training run has written its checkpoint.
 """
 
@@ -31,7 +31,8 @@ STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 def start_ticks(pid: int) -> int | None:
     """Return when the process started, in clock ticks since boot, or None if it has ended.
 
-    Pid and start identify a process for any reader. psutil's start in seconds would change with the clock.
+    A process that has ended but is not yet removed (a zombie) counts as ended. Together with the pid, this number
+    identifies a process on this machine. psutil's start in seconds would change with the clock.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
@@ -104,7 +105,10 @@ def is_manager(process: psutil.Process) -> bool:
 
 
 class StopSignals:
-    """A context that only records the most severe signal; afterwards, the previous handlers are restored."""
+    """A context that catches stop signals and stores the most severe one in `asked`.
+
+    At its end, the previous handlers are restored.
+    """
 
     asked: signal.Signals | None = None
 
@@ -151,7 +155,11 @@ class Relay:
         return of_job(self.root, self.status, SLURM_STEP_ID=os.environ.get("SLURM_STEP_ID"))
 
     def send(self, number: signal.Signals) -> None:
-        """Signal each process that has a handler and has not yet received a signal, except Snakemake and srun."""
+        """Signal each process that has a handler and has not yet received a signal, except Snakemake and srun.
+
+        If Slurm itself has sent the first signal to all processes, the first call sends nothing and only records the
+        processes as signalled. The first call waits up to 0.5 s to find this out.
+        """
         is_sent_to_all = False
         if self._is_first:
             self._is_first = False

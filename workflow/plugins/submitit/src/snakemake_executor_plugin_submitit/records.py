@@ -1,6 +1,7 @@
 """Provide this package's public interface: the state of submitted jobs, for other programs.
 
-The names in this module are stable; those in other modules may change. It only reads, and never waits for the executor.
+The names in this module are stable; names in other modules may change. The functions only read files and query Slurm,
+and never wait for the executor.
 """
 
 import logging
@@ -20,7 +21,7 @@ State = Literal["queued", "running", "ended"]
 ADVICE: Mapping[str, str] = {name: known.advice for name, known in CLASSES.items()}
 """What a user can do about a failure, by its class."""
 
-SILENT = logging.Logger("silent", logging.CRITICAL)  # the answer shows whether a query failed
+SILENT = logging.Logger("silent", logging.CRITICAL)  # a failed query needs no message: it returns NO_ANSWER
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Submitted:
 
 
 def job_key(outputs: Iterable[str | os.PathLike[str]]) -> str:
-    """Return the key of a job: a hash of `outputs`, which must be the absolute paths of all outputs of its rule."""
+    """Return the key of a job: a hash of `outputs`, which must be the absolute paths of all outputs of the job."""
     return store.digest(sorted(os.path.normpath(output) for output in outputs))[: store.KEY_DIGITS]
 
 

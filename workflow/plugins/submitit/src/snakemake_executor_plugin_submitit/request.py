@@ -86,7 +86,7 @@ class Job(SubmittedJobInfo):
         return JobPaths(self.record.folder, self.record.job_id, task_id=0).stderr
 
     def save(self, **changes: Any) -> None:
-        """Change the record, also on disk."""
+        """Change fields of the record, also on disk. Raises: OSError."""
         self.record = replace(self.record, **changes)
         self.external_jobid = self.record.job_id or None
         store.save(self.files, self.record)
@@ -163,8 +163,9 @@ def requested(
 ) -> dict[str, int]:
     """Return the requested runtime in minutes, threads of a task, and mem_mb and number of GPUs of a node.
 
-    The GPUs may also be given by `gres` alone, as in `gpu:4` or `gpu:h100:4`. The runtime is at most the longest
-    limit of the partitions, because Slurm would let a longer job wait for ever. Raises: WorkflowError.
+    The GPUs may also be given by `gres` alone, as in `gpu:h100:4`; `gpu:4` without a model counts as one GPU. The
+    runtime is at most the longest limit of the partitions, because Slurm would let a longer job wait for ever.
+    Raises: WorkflowError.
     """
     partition = resources.get("slurm_partition") or resources.get("partition") or settings.partition
     partitions = str(partition or "").split(",")
@@ -193,7 +194,7 @@ def number(resources: Mapping[str, Any], name: str, is_whole: bool = True) -> An
 
 
 def signal_delay_s(limit_min: int, settings: ExecutorSettings) -> int:
-    """Return the seconds of notice before the time limit, at most a third of this limit."""
+    """Return the seconds between signal and time limit: the setting, but at most a third of the limit, at least 1."""
     return max(1, min(settings.signal_delay_s, limit_min * 20))
 
 

@@ -1,7 +1,7 @@
 """Define the user's settings: `--submitit-NAME VALUE` on the command line, `submitit-NAME: VALUE` in a profile."""
 
 # `from __future__ import annotations` must not be here: Snakemake calls the annotations to parse the values.
-# ruff: noqa: UP045  (nor does it know `str | None`)
+# ruff: noqa: UP045  (Snakemake does not know `str | None`)
 from dataclasses import dataclass, field
 from typing import Any, Optional
 

@@ -18,8 +18,8 @@ LONGEST_PAUSE_S = 600
 PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT"}
 ENDED = {"COMPLETED", "FAILED", *SLURM_CLASSES}
-# Prefixes of variables that change what Slurm's commands do and print; those in KEPT are passed on nevertheless. A
-# driver that is itself a job would pass on its own allocation, and a filter of squeue would hide running jobs.
+# Variables with these prefixes change what Slurm's commands do and print, so the commands get only those in KEPT. With
+# all of them, a driver that is itself a job would pass on its own allocation, and a filter of squeue would hide jobs.
 CHANGING = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SACCT_", "SINFO_", "SCONTROL_", "SCANCEL_")
 KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_RESERVATION"}
 
@@ -31,8 +31,9 @@ class NoAnswer(Exception):
 class SlurmState(NamedTuple):
     """The state of a job in Slurm.
 
-    state: in PENDING, RUNNING or ENDED; "UNKNOWN" if Slurm does not know the job; "" without an answer. exit_code: that
-    of the batch script, only from sacct. nodes: in Slurm's notation. reason: only from squeue.
+    state: in PENDING, RUNNING or ENDED; "UNKNOWN" if Slurm does not know the job; "" without an answer. exit_code: the
+    exit code of the batch script; only sacct reports it. nodes: in Slurm's notation. reason: why the job waits or
+    failed; only squeue reports it.
     """
 
     state: str
@@ -46,7 +47,7 @@ class SlurmState(NamedTuple):
 
     @property
     def is_refused(self) -> bool:
-        """Whether Slurm refused the job because no node can run it; a job that sbatch refused has such a record too."""
+        """Whether Slurm refused the job because no node can run it, at once (then sbatch failed) or later."""
         return self.state == "FAILED" and self.reason == "BadConstraints" and not self.nodes
 
     @property
@@ -76,7 +77,10 @@ class SlurmQueue:
         return self._clock() >= self._next
 
     def ask(self, job_ids: Iterable[str]) -> dict[str, SlurmState]:
-        """Return the state of each job: UNKNOWN if Slurm does not know it, NO_ANSWER if the query failed."""
+        """Return the state of each job: UNKNOWN if Slurm does not know it, NO_ANSWER after a failed query.
+
+        A failed query is logged as a warning.
+        """
         ids = list(job_ids)
         pause_s, self._pause_s = self._pause_s, self.interval_s
         try:
@@ -140,10 +144,10 @@ def _expand(shown: str) -> list[str]:
 
 
 def find_by_name(name: str, tries: int = 3, pause_s: float = 2.0) -> str | None:
-    """Return the id of the job, or of the array, with this name.
+    """Return the id of the job, or of the array, with this name; query Slurm up to `tries` times until it is found.
 
-    Return None if it ended minutes ago, does not exist, or was refused: Slurm then has a record of a failed job that
-    never had a node. Raises: NoAnswer.
+    Return None if the job ended minutes ago, does not exist, or was refused: Slurm then has a record of a failed job
+    that never had a node. Raises: NoAnswer.
     """
     for last in reversed(range(tries)):
         for line in ask_slurm(["squeue", "-h", "-t", "all", "-o", "%F|%T|%r|%N|%j", "--name", name]).splitlines():
@@ -169,7 +173,7 @@ def ask_slurm(command: Sequence[str], timeout_s: float = QUESTION_TIMEOUT_S) -> 
 
 
 def ignored_variables() -> list[str]:
-    """Return the names of the user's sbatch variables that have no effect: resources and settings replace them."""
+    """Return the names of the user's SBATCH_* variables that have no effect, which are all except those in KEPT."""
     return sorted(name for name in os.environ if name.startswith("SBATCH_") and name not in KEPT)
 
 

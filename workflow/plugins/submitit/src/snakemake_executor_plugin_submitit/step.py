@@ -1,6 +1,6 @@
 """Run one job on its node: start the Snakemake that executes the rule, pass signals on, and record how it ended.
 
-After a requeue submitit runs the same step again.
+After a requeue, submitit runs the same step again.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ LOOK_EVERY_S = 0.2
 KILL_WITHIN_S = 0.8  # submitit's local controller kills this process a second after SIGINT
 SIGNAL_EARLY_S = 60  # Slurm sends the signal of --signal up to a minute early
 ENV_EXIT = 96  # the exit code of `script` if the setup of the environment fails
-# 137: killed from outside the job. If memory is known to have run out, the status says so, which counts first.
+# 137: killed from outside the job. If memory is known to have run out, the class in the status file counts instead.
 EXIT_CLASSES = {PREEMPTED_EXIT: "preempted", 2: "user", ENV_EXIT: "env", 128 + 9: "node_fail"}
 COMMAND_EXIT = re.compile(r"returned non-zero exit status (\d+)|died with <Signals\.\w+: (\d+)>")
 MAIN = "from snakemake_executor_plugin_submitit.step import main; main()"  # python -c MAIN FOLDER
 
 
 def main() -> None:
-    """Link the name that submitit expects, with the job's id, to the job's pickle, and continue as submitit."""
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # by default it kills; submitit installs a handler later
-    sys.modules.setdefault("numpy", None)  # type: ignore[arg-type]  # submitit would import it: a tenth of a second
+    """Create the link to the job's pickle that submitit expects, whose name has the job's id, and run submitit."""
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # otherwise it would kill us until submitit installs a handler
+    sys.modules.setdefault("numpy", None)  # type: ignore[arg-type]  # otherwise submitit imports it, which takes 0.1 s
 
     from submitit.core.job_environment import JobEnvironment
     from submitit.core.submission import process_job
 
     folder = Path(sys.argv[1])
-    # Submitit itself renames the pickle in the driver after sbatch. If the driver is killed in between, the job finds
-    # no pickle.
+    # By itself, submitit renames the pickle in the driver after sbatch. If that driver is killed in between, the job
+    # finds no pickle.
     os.environ["SUBMITIT_FOLDER"] = str(folder)
     with suppress(FileExistsError):  # after a requeue, submitit's own pickle exists
         pickle = pickle_path(folder, 0 if is_local() else int(os.environ.get("SLURM_ARRAY_TASK_ID", "0")))
@@ -71,7 +71,7 @@ def pickle_path(folder: Path, task: int) -> Path:
 
 @dataclass(frozen=True)
 class JobStep:
-    """The process of a job, pickled for each submission; submitit calls it on the node, again after a requeue.
+    """The work of a job, pickled for each submission; submitit calls it on the node, and again after a requeue.
 
     command: a shell command. setup: shell commands that run before it. venv: a virtual environment; container: an
     Apptainer image; "" for none.
@@ -88,7 +88,10 @@ class JobStep:
     container: str = ""
 
     def __call__(self) -> None:
-        """Run the job once; if the job is requeued, submitit ends the process and this call does not return."""
+        """Run the job once and write how it ended, or requeue it, which ends this process.
+
+        Nothing is written if another job replaces this one, or if the process is being killed.
+        """
         if is_superseded(self):
             return
         requeue = signal.getsignal(signal.SIGUSR2)  # submitit's handler pickles this step again and requeues the job

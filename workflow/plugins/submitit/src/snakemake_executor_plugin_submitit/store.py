@@ -31,8 +31,8 @@ class JobFiles:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.record = path / "record.json"  # by the driver: the last submission
-        self.attempts = path / "attempts.jsonl"  # by the job, like the files below: start and end of every attempt
+        self.record = path / "record.json"  # the last submission; the driver writes this file
+        self.attempts = path / "attempts.jsonl"  # start and end of every attempt; the job writes this and the following
         self.status = path / "status.json"  # the status that the rule's command reports
         self.output_log = path / "output.log"  # the output of all attempts
         self.running = path / "running"  # locked while the job runs
@@ -46,7 +46,7 @@ class JobFiles:
         return self.path / f"outcome-{number}.json"
 
     def end(self, number: int) -> "End | None":
-        """Return the `End` of submission `number`; None if the job wrote none, or with another version of this plugin.
+        """Return the `End` of submission `number`; None without one, or if another version of this plugin wrote it.
 
         An unknown failure class becomes "bug", and so does a success without the exit code 0.
         """
@@ -63,7 +63,7 @@ class JobFiles:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the job's lock; only the driver that holds it may decide about the job."""
+        """Wait for the job's lock and hold it; only the driver that holds it may decide about the job."""
         self.path.mkdir(parents=True, exist_ok=True)
         with open(self.path / "lock", "a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -104,7 +104,7 @@ class JobFiles:
     def is_unfruitful(self) -> bool:
         """Return whether the last attempts ran to their time limit, or were killed, without progress.
 
-        A job that reports no progress is not judged.
+        The result is False for a job that reports no progress, and for fewer than UNFRUITFUL_LIMIT attempts.
         """
         last, progress = read_attempts(self.attempts)[-UNFRUITFUL_LIMIT:], self.progress()
         is_stuck = [one["progress"] == progress and one.get("is_time_limit", True) for one in last]
@@ -233,7 +233,10 @@ def clean(folder: Path, days: int) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write atomically and durably: a submission must be on record even if this machine crashes."""
+    """Write a value as JSON, atomically and durably, so that a submission is on record even if this machine crashes.
+
+    The folder of the file is created. Raises: OSError.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     tmp = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -252,7 +255,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in the file, or {} if it is missing or unreadable; a job may write anything to the file."""
+    """Return the JSON object in the file, or {} if there is none; a job may write anything to the file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -331,7 +334,7 @@ class End(NamedTuple):
 
     @property
     def is_provisional(self) -> bool:
-        """Whether Slurm's state decides, because after SIGTERM Slurm may requeue the job, or the user cancelled it."""
+        """Whether Slurm's state decides instead: after SIGTERM, Slurm may requeue the job, or a user cancelled it."""
         return self.asked == "SIGTERM" and self.failure_class in ("preempted", "timeout")
 
 
@@ -352,7 +355,7 @@ def add_attempt(path: Path, event: str, **facts: Any) -> dict[str, Any]:
 
 
 def read_attempts(path: Path) -> list[dict[str, Any]]:
-    """Return the attempts in the file: the facts of each start, and those facts of its end that a start does not have.
+    """Return the attempts in the file: the facts of each start, and the facts that only its end has.
 
     An attempt without an end was killed or still runs. Lines that a crash truncated are skipped.
     """

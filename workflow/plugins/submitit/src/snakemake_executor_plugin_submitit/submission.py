@@ -1,7 +1,7 @@
 """Submit each job once: take over a job that an earlier or another driver submitted, instead of submitting it again.
 
-This module pickles each step in submitit's format, and submitit runs it in the job. After sbatch has accepted a job,
-the job does not need its driver. The pickles are in a folder that only its owner can enter.
+This module pickles the step of each job (step.py) in submitit's format, and submitit runs the step on the node. After
+sbatch has accepted a job, the job does not need its driver. Only the owner of the pickles' folder can enter it.
 """
 
 import glob
@@ -32,7 +32,7 @@ TRANSIENT = (
     "timed out", "unable to contact", "temporarily", "connection refused", "try again", "communication", "resending",
 )  # fmt: skip
 REFUSED = End("user", "not submitted")
-UNLIMITED = 10**6  # disables submitit's own limit of time-outs, because the step has a better rule
+UNLIMITED = 10**6  # disables submitit's own limit of time-outs, because `step.decide` limits the requeues
 
 
 class NotSubmitted(Exception):
@@ -99,7 +99,10 @@ class Dispatcher:
         return done + [(job, why) for job in rest]
 
     def submit_again(self, job: Job, kind: str, nodes: str) -> Job:
-        """Submit once more a job that failed on `nodes`; it resumes from its checkpoint. Raises: NotSubmitted."""
+        """Submit a job that failed on `nodes` again; it resumes from its checkpoint.
+
+        Raises: NotSubmitted; OSError if the job cannot be locked.
+        """
         old, rule = job.record, CLASSES[kind]
         record = self._new_record(
             job,
@@ -116,7 +119,9 @@ class Dispatcher:
     def _is_adopted(self, job: Job, earlier: Record, known: dict[str, SlurmState]) -> bool:
         """Return whether the job takes over `earlier`, because this submission still runs or has made all outputs.
 
-        `earlier` becomes the job's record in any case. Raises: NotSubmitted, NoAnswer.
+        `earlier` becomes the job's record in any case. Processes that an ended local job left behind are stopped.
+        Raises: NotSubmitted if a job with other parameters still makes the outputs, or if one on another machine may;
+        NoAnswer; OSError.
         """
         job.record = earlier
         job_id = earlier.job_id or self._find(job)  # the id is missing if its driver was killed, or got no answer
@@ -222,10 +227,10 @@ class Dispatcher:
                 self.log.warning(f"{store.no_storage(job.files.path, error)}; its record stays open")
 
     def _free_gpus(self, job: Job) -> list[int]:
-        """Return as many GPUs of this machine as the job requests, or all if it has fewer.
+        """Return the numbers of as many GPUs as the job requests, or of all if this machine has fewer.
 
-        They are GPUs that no other job of this driver uses. If fewer of these are left than the job requests, return
-        the first of all GPUs, which jobs then share. If no GPU is visible, the numbers count from 0.
+        The GPUs are not used by other jobs of this driver if enough of them are free. Otherwise, warn and return the
+        first of all GPUs, which jobs then share. If no GPU is visible, the numbers count from 0.
         """
         count = job.record.requested["gpu"]
         others = [other for other in list(self.jobs.values()) if other.job is not job.job]
@@ -238,7 +243,10 @@ class Dispatcher:
 
 
 def batches(jobs: Sequence[Job], array_size: int) -> list[list[Job]]:
-    """Return groups of jobs to submit together: at most `array_size` small jobs of one rule and request, or one job."""
+    """Return groups of jobs to submit together: small jobs of one rule and request, or a single job.
+
+    A group has at most `array_size` jobs, and never more than LARGEST_ARRAY.
+    """
     groups: dict[str, list[Job]] = {}
     for index, job in enumerate(jobs):
         key = store.digest([job.record.rule, job.request] if job.is_small else index)
@@ -255,7 +263,10 @@ def visible_gpus() -> list[int]:
 
 
 def write_steps(jobs: Sequence[Job]) -> None:
-    """Pickle the steps for `step.main`; unlike submitit, do it before the job can start, and without the job's id."""
+    """Pickle the steps for `step.main`, before the jobs can start and without their ids, which submitit would need.
+
+    Raises: OSError.
+    """
     from submitit.core.utils import DelayedSubmission
 
     folder = Path(jobs[0].record.folder)
@@ -271,7 +282,7 @@ def step_command(record: Record) -> list[str]:
 
 
 def start_locally(job: Job) -> subprocess.Popen[bytes]:
-    """Start submitit's controller for the step, which is already written."""
+    """Start submitit's controller for the step that `write_steps` has pickled."""
     from submitit.local.local import start_controller
 
     return start_controller(
@@ -286,10 +297,10 @@ def start_locally(job: Job) -> subprocess.Popen[bytes]:
 def sbatch_command(jobs: Sequence[Job]) -> list[str]:
     """Write the script for sbatch, and return the command with the options of the first job.
 
-    The folder of the first job has all steps; several steps form an array. Only options on the command line override
-    the user's SBATCH_* variables; the script repeats the command as a comment. Our process replaces the batch
-    script, so it gets the signals, and Slurm's controller need not create a step. srun starts our process only if the
-    signal is not sent to the batch script.
+    The folder of the first job has all steps; several steps form an array. The options are on the command line, because
+    only there do they override the user's SBATCH_* variables; the script repeats the command as a comment. Our process
+    replaces the batch script, so it gets the signals, and Slurm's controller need not create a step. If the option
+    `signal` is not for the batch script (B:), srun starts our process. Raises: OSError.
     """
     from submitit.core.utils import JobPaths
 
