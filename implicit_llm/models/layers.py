@@ -80,6 +80,23 @@ class NormedWeight(nn.Module):
             self.weight = nn.Parameter(torch.empty(shape))
         self.bias = nn.Parameter(torch.empty(shape[0])) if bias else None
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute. Raises: TypeError for `weight` if it is computed."""
+        self._refuse_replacement(name)
+        super().__setattr__(name, value)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Register a parameter, such as a quantiser's `weight`. Raises: TypeError for `weight` if it is computed."""
+        self._refuse_replacement(name)
+        super().register_parameter(name, param)
+
+    def _refuse_replacement(self, name: str) -> None:
+        if name == "weight" and self.is_normed:
+            raise TypeError(
+                "a weight-normalised layer computes its weight from g and v, so it cannot be quantised or given "
+                "another weight; change g and v, or quantise an explicit model"
+            )
+
     def effective_weight(self) -> Tensor:
         """Return the weight, or g v / ||v|| if `is_normed`, in the dtype of products; it is differentiable."""
         weight = self._normalised() if self.is_normed else self.weight
@@ -120,15 +137,6 @@ class Projection(NormedWeight, nn.Linear):  # type: ignore[misc]  # nn.Linear ty
         if name == "weight" and self.is_normed:
             return self._normalised().as_subclass(_ComputedWeight)
         return super().__getattr__(name)
-
-    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """Register a parameter, such as a quantiser's `weight`. Raises: TypeError for `weight` if it is computed."""
-        if name == "weight" and self.is_normed:
-            raise TypeError(
-                "a weight-normalised projection computes its weight from g and v, so it cannot be quantised or given "
-                "another weight; quantise an explicit model"
-            )
-        super().register_parameter(name, param)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.effective_weight(), self.bias)

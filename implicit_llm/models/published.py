@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -112,7 +113,7 @@ def read_published_weights(directory: Path, model_type: str, *, use_safetensors:
     Safetensors take precedence over a pickle, and in each format a single file over shards.
     Args: use_safetensors: whether to accept only safetensors and no pickle.
     Raises: FileNotFoundError, which names the expected files; ModelConfigError for an index with files outside the
-        folder, and for a pickle that is damaged or has anything but tensors.
+        folder, for a damaged file, and for a pickle that has anything but tensors.
     """
     names = ("model.safetensors",) if use_safetensors else ("model.safetensors", "pytorch_model.bin")
     for name in names:
@@ -127,10 +128,18 @@ def read_published_weights(directory: Path, model_type: str, *, use_safetensors:
                 )
         else:
             continue
-        read = load_file if name.endswith(".safetensors") else read_pickle  # shards have the format of `name`
+        read = read_safetensors if name.endswith(".safetensors") else read_pickle  # shards have the format of `name`
         weights = (item for file in files for item in read(directory / file).items())
         return {clean_name(key, model_type): value for key, value in weights}
     raise FileNotFoundError(f"{directory}: no {' and no '.join(names)} is there, nor an .index.json of it")
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """Return the tensors by name, on the CPU. Raises: ModelConfigError if the file is damaged; OSError if missing."""
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ModelConfigError(f"{path}: is damaged ({error}); fetch it again") from error
 
 
 def read_pickle(path: Path) -> dict[str, Tensor]:

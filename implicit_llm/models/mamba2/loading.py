@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from implicit_llm.models.causal_lm import ImplicitForCausalLM, sharing_weights
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.mamba2.model import ImplicitMamba2Config, ImplicitMamba2ForCausalLM
-from implicit_llm.models.published import read_pickle
+from implicit_llm.models.published import read_pickle, read_safetensors
 from implicit_llm_contracts.runs.atomic import read_object
 from implicit_llm_contracts.runs.fetched_files import CONFIG_FILE, PICKLE_FILE, WEIGHTS_FILE
 from implicit_llm_contracts.runs.manifest import sha256_of
@@ -82,7 +81,7 @@ def is_original_mamba2(config: Mapping[str, Any]) -> bool:
 def original_config(config: Mapping[str, Any]) -> ImplicitMamba2Config:
     """Convert a configuration of the original release to ours.
 
-    Raises: ModelConfigError for an unknown setting or one that our layers do not support; KeyError without vocab_size.
+    Raises: ModelConfigError for an unknown setting or one that our layers do not support, and without vocab_size.
     """
     block = config["ssm_cfg"]
     settings = {key: value for key, value in config.items() if key not in FREE_OUTSIDE}
@@ -92,6 +91,8 @@ def original_config(config: Mapping[str, Any]) -> ImplicitMamba2Config:
             raise ModelConfigError(f"{key}: {value!r} is unknown and may give another layer than ours; remove the key")
         if value != FIXED[key]:
             raise ModelConfigError(f"{key}: {value!r} gives another layer than ours; give another checkpoint")
+    if config.get("vocab_size") is None:
+        raise ModelConfigError("vocab_size: is missing; fetch config.json again")
     multiple = config.get("pad_vocab_size_multiple", DEFAULT_PAD_MULTIPLE)
     return ImplicitMamba2Config(
         is_implicit=False,
@@ -112,8 +113,7 @@ def load_original_mamba2(directory: Path | str, sha256: str | None = None) -> Im
 
     Args: sha256 is the hexadecimal digest of pytorch_model.bin; it has no effect if there is a model.safetensors.
     Raises: UntrustedCheckpoint if the weights are a pickle and `sha256` is None; ModelConfigError if digest, settings
-        or weights do not match, if config.json or weights are missing, or if config.json or the pickle is damaged;
-        SafetensorError if model.safetensors is damaged; KeyError if config.json lacks vocab_size.
+        or weights do not match, or if config.json or the weights are missing or damaged.
     """
     directory = Path(directory)
     settings = read_object(directory / CONFIG_FILE)
@@ -138,7 +138,7 @@ def load_original_mamba2(directory: Path | str, sha256: str | None = None) -> Im
 
 def _read_weights(directory: Path, sha256: str | None) -> dict[str, Tensor]:
     if (directory / WEIGHTS_FILE).is_file():
-        return load_file(directory / WEIGHTS_FILE)
+        return read_safetensors(directory / WEIGHTS_FILE)
     path = directory / PICKLE_FILE
     if not path.is_file():
         raise ModelConfigError(f"{directory}: neither {WEIGHTS_FILE} nor {PICKLE_FILE} is there")

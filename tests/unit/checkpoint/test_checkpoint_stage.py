@@ -198,9 +198,9 @@ def with_text(name: str, text: str) -> Callable[[Path], object]:
         (
             "original",
             with_text("model.safetensors", "garbage"),
-            "source: is no causal language model that can be",
+            r"source/model\.safetensors: is damaged \(.*\); fetch it again",
         ),
-        ("original", with_text("config.json", WITHOUT_VOCABULARY), "source: is no causal language model that can be"),
+        ("original", with_text("config.json", WITHOUT_VOCABULARY), "source: vocab_size: is missing; fetch config"),
     ],
 )
 def test_a_checkpoint_that_is_none_is_refused_in_one_line(

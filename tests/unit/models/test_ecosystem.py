@@ -185,6 +185,9 @@ def test_a_weight_that_is_computed_cannot_be_replaced_by_a_quantised_one(make_mo
     name = next(name for name in _leaves(model) if name.endswith(ADAPTED[family][0]))
     with pytest.raises(TypeError, match="computes its weight from g and v, so it cannot be quantised"):
         _quantised(model, name)
+    module = model.base.layers.get_submodule(name)
+    with pytest.raises(TypeError, match="change g and v"):
+        module.weight = torch.zeros(module.shape)  # would not be used
 
 
 class _PlainLinear(nn.Linear):

@@ -7,13 +7,13 @@ says how these were made; they agree to about 1e-3 in logits and 1 % in gradient
 import json
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModel,
@@ -39,7 +39,7 @@ from implicit_llm import (
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.loading import load_foreign
 from implicit_llm.models.mamba2.loading import UntrustedCheckpoint
-from implicit_llm.models.published import clean_name, read_pickle
+from implicit_llm.models.published import clean_name, read_pickle, read_safetensors
 from implicit_llm_contracts.config import flops
 from implicit_llm_contracts.runs.manifest import sha256_of
 from tests.unit.checkpoint.foreign import mamba2_config, save_foreign, write_original_mamba2
@@ -101,9 +101,18 @@ def test_whatever_is_wrong_with_a_pickle_it_is_one_line(tmp_path: Path, content:
         read_pickle(path)
 
 
-def test_a_file_that_is_not_there_is_not_called_damaged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", DAMAGED)
+def test_damaged_safetensors_are_one_line(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(ModelConfigError, match=r"\A.*model\.safetensors: is damaged \(.*\); fetch it again\Z"):
+        read_safetensors(path)
+
+
+@pytest.mark.parametrize("read", [read_pickle, read_safetensors])
+def test_a_file_that_is_not_there_is_not_called_damaged(tmp_path: Path, read: Callable[[Path], Any]) -> None:
     with pytest.raises(FileNotFoundError):
-        read_pickle(tmp_path / "pytorch_model.bin")
+        read(tmp_path / "model")
 
 
 VOCAB = 21  # of 24, padded
@@ -164,6 +173,7 @@ def test_a_pickle_is_read_only_for_who_vouches_for_it(tmp_path: Path) -> None:
         ({"attn_layer_idx": [1]}, r"attn_layer_idx: \[1\]"),
         ({"n_layer": 3}, r"do not belong together.*layers\.2\."),
         ({"d_model": 32}, "size mismatch"),
+        ({"vocab_size": None}, "vocab_size: is missing; fetch config.json again"),
     ],
 )
 def test_what_would_compute_something_else_is_refused_by_name(
@@ -427,7 +437,7 @@ def test_who_asks_for_safetensors_gets_no_pickle(tmp_path: Path, index: str) -> 
     weights = load_file(PARITY / IMPLICIT[0] / "model.safetensors")
     torch.save(weights, tmp_path / "shard.bin")
     write_config(tmp_path, weight_map=dict.fromkeys(weights, "shard.bin"), index=index)
-    with pytest.raises((FileNotFoundError, SafetensorError)):
+    with pytest.raises((FileNotFoundError, ModelConfigError)):
         AutoModelForCausalLM.from_pretrained(tmp_path, use_safetensors=True)
 
 
