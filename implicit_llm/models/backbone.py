@@ -394,7 +394,10 @@ class RecurrentModel(ImplicitModel):
 
 
 def _default_positions(embedding_BLD: Tensor, prefix: Prefix | None) -> Tensor:
-    """Return the positions (1 or B, L) which count all tokens before a token, but not padding."""
+    """Return the default position (1 or B, L) of each token: the number of tokens before it, including the prefix.
+
+    Padding in the prefix does not count; padding among these tokens must come last.
+    """
     positions_1L = torch.arange(embedding_BLD.shape[1], device=embedding_BLD.device)[None]
     if prefix is None:
         return positions_1L

@@ -186,9 +186,10 @@ class StepMetrics:
         return is_right.sum().float(), (labels_BL != IGNORED_LABEL).sum().float()
 
     def _means(self, rows: Iterable[Row]) -> dict[str, float]:
-        """Return the mean of each column that has values, and NaN for a loss or grad_norm that has none.
+        """Return the mean of the finite values of each column, and NaN for a loss or grad_norm without any.
 
-        Without any residual, which unrolled steps do not measure, num_iter and unconverged_share are omitted too.
+        The result is empty without rows. If no row has a residual, which unrolled steps do not measure, num_iter and
+        unconverged_share are omitted too.
         """
         finite = _finite(rows)
         columns = {name: [row[name] for row in finite if name in row] for name in self.columns}

@@ -155,9 +155,10 @@ def _answers(job: EvaluationJob, input_ids: Tensor) -> Answers:
 
 
 def _keep(path: Path, pieces: Sequence[Answers], cache: Any, *, is_read: bool) -> None:
-    """Atomically store the pieces and the state from which `_answers` resumes; omit the state after the last piece.
+    """Atomically store the pieces and the state from which `_answers` resumes; no state if all tokens `is_read`.
 
-    The file refers to classes by name, and only the same code loads it: a job's work folder depends on the code.
+    The file refers to classes by name. This is safe, because the file is in the work folder of one fingerprint, which
+    includes the code, so no other code loads it.
     """
     raw = BytesIO()
     # Clone the states, because torch.save would write a view together with the whole tensor behind it.

@@ -320,8 +320,8 @@ NUMBERS = ("seeds", "tokens", "f-evals", "FLOPs", "hours", "on", "disk GB")
 class JobEstimate:
     """The estimate of a training job.
 
-    `name`: the same for all seeds. `is_bound`: whether the f-evaluations are an upper bound, which the solver may not
-    reach.
+    `name`: the same for all seeds. `is_bound`: whether the f-evaluations are the solver's maximum, so that the job
+    can take fewer.
     """
 
     key: str

@@ -397,7 +397,7 @@ class Sizes(Family):
         return {"larger": self._by_size[pair[0]], "smaller": self._by_size[pair[1]]}
 
     def subjects(self) -> Sequence[tuple[tuple[int, int], Lines]]:
-        """Return the pairs that no single line compares, each with the fewest lines that prove its order."""
+        """Return the pairs whose order only several lines together prove, each with the fewest such lines."""
         found: dict[tuple[int, int], Lines] = {pair: (line,) for pair, line in self._told.items()}
         newest = found
         while newest:  # each round adds the pairs that need one more line

@@ -247,9 +247,9 @@ class LanguageModel(_DataSet):
     """A text as one stream of tokens, in which an end-of-text token separates the documents.
 
     `num_shards`: the number n of jobs that share the corpus. Each job reads every n-th file of the corpus and writes a
-    file for each split. `test_fraction`: the share of documents in the test split; a hash of `seed` and the text
-    (or its field `split_by`) selects them. Evaluations with `split: validation` use `validation` instead of `test`. The
-    test documents do not depend on `validation`.
+    file for each split. `test_fraction`: the share of documents in the test split. A hash of `seed` and a document's
+    text selects them; if the corpus sets `split_by`, the value of that field replaces the text. Evaluations with
+    `split: validation` use `validation` instead of `test`. The test documents do not depend on `validation`.
     """
 
     name: str

@@ -213,7 +213,7 @@ def _check_splits(experiment: Experiment) -> None:
 
 
 def _check_repeated(experiment: Experiment) -> None:
-    """Refuse evaluations that repeat a number, because the report would count its repetition as another seed."""
+    """Refuse two evaluations that compute the same number of a model, because the report needs one number per seed."""
     for model in experiment.models:
         for first, second in combinations(experiment.evaluations_of(model), 2):
             if first.repeats(second, is_implicit=model.is_implicit):

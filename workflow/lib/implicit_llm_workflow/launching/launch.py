@@ -301,9 +301,9 @@ def end(code: int) -> NoReturn:
 
 
 def _run_on_nodes(command: Sequence[str]) -> int:
-    """Run srun to its end and return its exit code.
+    """Run srun to its end and return its exit code; after any stop signal, send SIGUSR2 to srun.
 
-    srun forwards SIGUSR2 to the node agents, which handle it once even if Slurm sends it too.
+    srun forwards the SIGUSR2 to the node agents, which act on it only once even if Slurm sends them one too.
     """
     environment = {name: value for name, value in os.environ.items() if name not in _OUTER_STEP}
     with (

@@ -60,7 +60,10 @@ def check_results(folder: Path) -> None:
 
 
 class Plan:
-    """The plan of an experiment. All paths are below `results` / <experiment>; identities are computed on first use."""
+    """The plan of an experiment, whose jobs and records are below `root`, which is `results` / <experiment>.
+
+    The digests of files are cached beside it, in `results` / .digests.json. Identities are computed on first use.
+    """
 
     def __init__(
         self,

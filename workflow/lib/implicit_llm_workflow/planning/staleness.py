@@ -132,9 +132,10 @@ def _first(names: Sequence[str]) -> str:
 class Status:
     """The status of a job's result. `why`: the reason for the state; empty for a fresh result that was not accepted.
 
-    `recorded`: the manifest of the wanted result, or else of the result that the run directory shows; None if this is
-    missing or damaged. `difference`: how the shown result differs from the wanted one. `is_declared`: whether the
-    declared manifest exists, which a freed result does not have.
+    `recorded`: the manifest of the wanted result, or else of the result that the run directory shows; None if this
+    manifest is missing or damaged. `difference`: how `recorded` differs from the wanted identity; None if the wanted
+    result exists or `recorded` is None. `accepted`: the acceptance on which a fresh result relies. `is_declared`:
+    whether the declared manifest exists, which a freed result does not have.
     """
 
     state: Literal["fresh", "stale", "missing"]

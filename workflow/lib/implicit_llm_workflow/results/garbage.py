@@ -138,7 +138,8 @@ def free(plan: Plan, key: str) -> tuple[int, int]:
     for freed in (*(Path(plan.work[name]) for name in pointing), work) if files else ():
         write_json(freed / FREED, about)  # first, so that a kill during the deletion leaves a freed result
         with suppress(FileNotFoundError):
-            (freed / MANIFEST).replace(freed / COMMIT)  # both are equal; an old result has only MANIFEST
+            # A result of an older version has only MANIFEST, so it is renamed, not deleted; else both are equal.
+            (freed / MANIFEST).replace(freed / COMMIT)
     for path in files:
         path.unlink()
     for folder in sorted((path for path in work.rglob("*") if path.is_dir()), reverse=True):

@@ -1,4 +1,4 @@
-"""List the experiments that can run, with cost and state, and the trained models of the package."""
+"""List all experiments, each with cost and state or the error in its file, and the trained models of the package."""
 
 import json
 from collections.abc import Iterator, Sequence

@@ -195,7 +195,8 @@ def withdraw(plan: Plan, forced: Collection[str], outputs: Collection[str]) -> N
         if committed(work) is not None:
             (work / AGAIN).touch()
             with suppress(FileNotFoundError):
-                (work / MANIFEST).replace(work / COMMIT)  # both are equal; an old result has only MANIFEST
+                # A result of an older version has only MANIFEST, so it is renamed, not deleted; else both are equal.
+                (work / MANIFEST).replace(work / COMMIT)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

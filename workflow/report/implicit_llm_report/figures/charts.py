@@ -63,7 +63,7 @@ class Chart:
     decorate: Callable[[Axes], None] = field(compare=False)
     y_label: str = "accuracy, last 10 tokens"
     is_accuracy: bool = False  # whether the vertical axis is from 0 to 1; otherwise it is logarithmic
-    roles: tuple[str, ...] = ()  # roles in addition to those of the lines
+    roles: tuple[str, ...] = ()  # inputs whose numbers the chart shows, besides those of its lines
     level: tuple[str, float] | None = None  # name and value of a dotted horizontal line
     has_lines: bool = True  # otherwise there are only marks, because the values of the horizontal axis have no order
 

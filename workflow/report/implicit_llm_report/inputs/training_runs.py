@@ -130,7 +130,7 @@ class TrainingRun:
         return max(phase.end_step for phase in self.phases)
 
     def before(self, phase: Phase) -> Phase | None:
-        """Return the phase from which `phase` starts, or None if it is not among `phases`."""
+        """Return the phase from which `phase` starts; None if it starts from no phase, or from one of another run."""
         return next((other for other in self.phases if other.fingerprint and other.fingerprint == phase.start), None)
 
     def path(self, phase: Phase) -> tuple[Phase, ...]:

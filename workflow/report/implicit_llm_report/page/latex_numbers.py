@@ -80,5 +80,5 @@ def latex_number(value: float | None) -> str:
 
 
 def _word(part: object) -> str:
-    """Return a text of characters that \\csname accepts unchanged; a hyphen replaces the others."""
+    """Return `part` for the key of a \\csname: a hyphen replaces each run of characters but letters, digits, ._=@+-."""
     return re.sub(r"[^A-Za-z0-9._=@+-]+", "-", str(part))

@@ -193,7 +193,7 @@ def number(value: float | None, metric: str = "") -> Markup:
 
 
 def cell_words(cell: Cell) -> Markup | str:
-    """Return the number of a cell as text; the fewest layers have their own text, such as "> 16"."""
+    """Return the number of a cell as text; a row of the metric LAYERS has its own text, such as "> 16"."""
     assert cell.group is not None
     if cell.metric == LAYERS:
         return MISSING_WORD if cell.spread.mean is None else str(cell.group.details("words")[0])
