@@ -488,6 +488,7 @@ WRONG_SETTINGS = {
         ('PLUGIN = {"groups": {"S3": 6}}\n', "group 'S3' is built in"),
         ('PLUGIN = {"methods": ["unregistered"]}\n', "declares 'unregistered', which the file does not have"),
         ('PLUGIN = {"groups": {"D5": 10}}\n', "declares the group 'D5' of 10 elements"),
+        ('PLUGIN = {"files": ["absent.txt"]}\n', r"PLUGIN\['files'\] names absent.txt, which is not beside it"),
         ("PLUGIN = {\n", "is not valid Python"),
         *(
             (f'PLUGIN = {{"{kind}": {{"own": {{"settings": {{{setting}}}, {others}}}}}}}\n', f"own.settings{message}")

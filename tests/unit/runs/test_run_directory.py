@@ -369,6 +369,7 @@ def test_the_fingerprint_depends_on_every_part_and_on_nothing_else() -> None:
         ({"config": []}, "config: expected a mapping, found a list"),
         ({"name": "../../etc"}, "lead out of the folder"),
         ({"upstream": {"data": 3}}, "upstream.data: expected a string, found 3"),
+        ({"inputs": ["data"]}, "inputs are no object of folders by role"),
         ({"colour": "red"}, "unknown key 'colour'"),
     ],
 )

@@ -133,7 +133,7 @@ def settings_class(name: str, defaults: Mapping[str, Any], others: list[Any], ba
 
 
 def read_plugin(path: Path) -> Plugin:
-    """Read the literal of a plugin without importing the file. Raises: ConfigError."""
+    """Read the literal of a plugin without importing the file. Raises: ConfigError, also if a file of it is missing."""
     try:
         tree = ast.parse(path.read_bytes())
     except OSError as error:
@@ -143,9 +143,12 @@ def read_plugin(path: Path) -> Plugin:
     for statement in tree.body:
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == LITERAL:
             try:
-                return fill(Plugin, ast.literal_eval(statement.value), f"{path}: {LITERAL}")
+                plugin = fill(Plugin, ast.literal_eval(statement.value), f"{path}: {LITERAL}")
             except ValueError as error:
                 raise ConfigError(f"{path}: {LITERAL} is not a literal; write names and numbers only") from error
+            if absent := [name for name in plugin.files if not (path.parent / name).is_file()]:
+                raise ConfigError(f"{path}: {LITERAL}['files'] names {absent[0]}, which is not beside it; correct it")
+            return plugin
     raise ConfigError(f"{path}: has no {LITERAL} = {{...}} at its top level, which says what it adds; add it")
 
 

@@ -17,7 +17,7 @@ from implicit_llm.device import NoGpu, choose_device
 from implicit_llm.evaluation.frame import load_model
 from implicit_llm.models.mamba2 import chunked_scan, ssd
 from implicit_llm_contracts.config.fill import fill
-from implicit_llm_contracts.runs.launched import Death, ProcessEnd, judge
+from implicit_llm_contracts.runs.launched import Death, LaunchFolder, ProcessEnd, judge
 from implicit_llm_workflow.launching import launch, preflight
 from implicit_llm_workflow.launching.launch import Allocation, LaunchError, require_nodes
 from implicit_llm_workflow.launching.preflight import Preflight, PreflightFailed
@@ -32,6 +32,12 @@ def end(rank: int, code: int, failure_class: str | None = "bug") -> ProcessEnd:
 
 LOST_CONNECTION = end(1, 1)
 KILLED, ENDED_BY_LAUNCHER = Death(2, -signal.SIGKILL, "n1"), Death(3, -signal.SIGTERM, "n1")
+
+
+@pytest.mark.parametrize(("error", "code"), [(SystemExit("no GPU"), 1), (SystemExit(75), 75), (ValueError("x"), 1)])
+def test_the_recorded_exit_code_is_a_number(tmp_path: Path, error: BaseException, code: int) -> None:
+    LaunchFolder(tmp_path).record_end(error, rank=0)
+    assert LaunchFolder(tmp_path).verdict(1).code == code
 
 
 @pytest.mark.parametrize(("parent", "code"), [("os.getppid()", 0), ("1", -signal.SIGKILL)])

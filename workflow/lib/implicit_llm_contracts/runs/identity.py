@@ -69,6 +69,8 @@ class Identity:
         known = values if isinstance(values, dict) else {}
         given, inputs = known.pop("fingerprint", None), known.pop("inputs", {})
         identity = fill(cls, values, where)
+        if not isinstance(inputs, dict):
+            raise IdentityError(f"{where}: inputs are no object of folders by role; let the workflow make the identity")
         path = PurePosixPath(identity.stage, identity.name)
         if path.is_absolute() or ".." in path.parts:
             raise IdentityError(f"{where}: stage '{identity.stage}' and name '{identity.name}' lead out of the folder")

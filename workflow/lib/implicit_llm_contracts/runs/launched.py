@@ -96,7 +96,8 @@ class LaunchFolder:
 
         `rank`: by default the rank of this process; below 0 for the agent of a node, which starts processes.
         """
-        code = getattr(error, "exit_code", None) or getattr(error, "code", None) or 1
+        code = error.code if isinstance(error, SystemExit) else getattr(error, "exit_code", None)
+        code = code if isinstance(code, int) and code else 1  # sys.exit also takes a message
         rank = int(os.environ["RANK"]) if rank is None else rank
         message = " ".join(str(error).split()) or type(error).__name__
         with suppress(OSError):  # the job fails anyway

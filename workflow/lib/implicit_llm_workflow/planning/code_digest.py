@@ -296,7 +296,7 @@ def resource_digests(sources: Iterable[SourceModule]) -> dict[str, str]:
     """Return the sha256 of the resource files in and below the folders of the modules, by name.
 
     The library's top folder is left out, because it belongs to all stages. A plugin has the files that it declares.
-    Raises: OSError for a file that cannot be read, such as a missing one that a plugin declares.
+    Raises: ConfigError if such a file is missing.
     """
     files: dict[str, Path] = {}
     packages: dict[str, Path] = {}
