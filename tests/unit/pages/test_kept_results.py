@@ -219,7 +219,7 @@ def test_the_reproduced_claims_are_of_as_many_kinds_as_the_page_of_results_says(
     words = len(reproduced) - language - modes - jacobian - babi
     counts = (
         f"Of the {len(reproduced)} reproduced claims, {words} are on A5 and S5, {jacobian} on the Jacobian, and {babi} "
-        f"on CatbAbI. Small language models have {language + modes}: {language} on perplexity, where most of the gain "
-        f"needs no iteration, and {modes} on the agreement of two modes."
+        f"on CatbAbI. Small language models have {language + modes}: {language} on perplexity and {modes} on the "
+        f"agreement of two modes."
     )
     assert counts in " ".join(rest.split())

@@ -27,10 +27,10 @@ class Row:
     """A row of the table.
 
     claim: the short statement. where: the place in the paper. here: the mean, then the worst to the best seed. state:
-    the verdict in claims.json. few: the 95 % interval, if there are few test sequences. essential: limitations, which
-    are the number of models, a missed bound, missing seeds, unequal test sets of a pair, how much smaller model and
-    data are than the paper's, and the controls. cut: the tested runs, then `essential`. elsewhere: the numbers and
-    verdicts of the other experiments that tested the claim. is_asked: whether the experiment can test the claim.
+    the verdict in claims.json. few: the 95 % interval, if there are few test sequences. bound: the bound of the claim.
+    limits: limitations, which are the number of models, missing seeds, unequal test sets of a pair, how much smaller
+    model and data are than the paper's, and the controls. tested: the runs. elsewhere: the numbers and verdicts of the
+    other experiments that tested the claim. is_asked: whether the experiment can test the claim.
     """
 
     id: str
@@ -41,9 +41,10 @@ class Row:
     interval: str
     verdict: str
     state: str
-    cut: tuple[str, ...]
+    tested: tuple[str, ...]
     few: tuple[str, ...]
-    essential: tuple[str, ...]
+    bound: tuple[str, ...]
+    limits: tuple[str, ...]
     elsewhere: tuple[str, ...]
     is_new: bool
     is_headline: bool
@@ -57,6 +58,16 @@ class Row:
     def is_short(self) -> bool:
         """Whether the short tables have this row; they always have a claim that is not reproduced."""
         return self.is_headline or self.state == FAILS
+
+    @property
+    def essential(self) -> tuple[str, ...]:
+        """The limitations for a short table, which include the bound if a seed missed it."""
+        return (*(self.bound if self.state in (BY_SEED, FAILS) else ()), *self.limits)
+
+    @property
+    def evidence(self) -> tuple[str, ...]:
+        """The tested runs, the bound and the limitations."""
+        return (*self.tested, *self.bound, *self.limits)
 
 
 def rows_of(entries: Iterable[Entry]) -> list[Row]:
@@ -111,9 +122,10 @@ def _by_state(rows: Sequence[Row], words: Mapping[str, str]) -> str:
 def markdown(rows: Iterable[Row]) -> list[str]:
     """Return the lines of the full table for a page, with the limitations beside the verdict."""
     lines = (
-        (row.claim, row.paper, row.here, row.interval, _verdict(row, (*row.essential, *row.elsewhere))) for row in rows
+        (row.claim, row.paper, row.here, row.interval, _verdict(row, (*row.bound, *row.limits, *row.elsewhere)))
+        for row in rows
     )
-    return table("claim | paper | here: mean (worst to best seed) | 95 % | verdict", lines)
+    return table("claim | paper | here: mean (worst to best seed or pair) | 95 %, worst to best | verdict", lines)
 
 
 def table(heads: str, rows: Iterable[Sequence[str]]) -> list[str]:
@@ -127,7 +139,9 @@ def _verdict(row: Row, cut: Iterable[str]) -> str:
 
 def evidence(rows: Iterable[Row]) -> list[str]:
     """Return the lines of a table of the runs, seeds and sequences behind each verdict."""
-    return table("claim | evidence", ((row.claim, "; ".join((*row.cut, *row.elsewhere))) for row in rows))
+    return table(
+        "claim | evidence", ((row.claim, "; ".join((*row.tested, *row.limits, *row.elsewhere))) for row in rows)
+    )
 
 
 def outcomes(rows: Iterable[Row]) -> list[str]:
@@ -142,7 +156,7 @@ def short_markdown(rows: Iterable[Row]) -> list[str]:
     """Return the lines of a table of headline claims and claims that are not reproduced, with their limitations."""
     short = (row for row in rows if row.is_short)
     lines = ((row.claim, row.paper, row.here, _verdict(row, (*row.few, *row.essential))) for row in short)
-    return table("claim | paper | here: mean (worst to best seed) | verdict", lines)
+    return table("claim | paper | here: mean (worst to best seed or pair) | verdict", lines)
 
 
 def _row(entry: Entry) -> Row:
@@ -150,11 +164,7 @@ def _row(entry: Entry) -> Row:
     is_run = state != NOT_RUN
     lost = entry["num_missing"]
     lacking = (f"{lost} of {count_words(lost + entry['num_seeds'], 'seed')} missing",) if lost else ()
-    cut = (
-        (*_of_several(entry), *_bound(entry), *lacking, *_unequal(entry), *_training(entry), *_controls(entry))
-        if is_run
-        else ()
-    )
+    limits = (*_of_several(entry), *lacking, *_unequal(entry), *_training(entry), *_controls(entry))
     return Row(
         id=entry["id"],
         claim=entry["short"] or entry["statement"].rstrip("."),
@@ -164,9 +174,10 @@ def _row(entry: Entry) -> Row:
         interval=_interval(entry),
         verdict=IN_WORDS.get(is_new, {}).get(state, LACKING if state == MISSING else state),
         state=state,
-        cut=(*_tested(entry), *cut) if is_run else (),
+        tested=_tested(entry) if is_run else (),
         few=_few(entry) if is_run else (),
-        essential=cut,
+        bound=_bound(entry) if is_run else (),
+        limits=limits if is_run else (),
         elsewhere=tuple(_elsewhere(name, other) for name, other in entry.get("elsewhere", {}).items()),
         is_new=is_new,
         is_headline=entry["is_headline"],
@@ -239,10 +250,8 @@ def _range(low: float, high: float, form: str) -> str:
 
 
 def _bound(entry: Entry) -> tuple[str, ...]:
-    """Return the bound of the claim if the verdict is "not reproduced" or "depends on the seed"."""
     sign, bound = entry["condition"].split()
-    is_missed = entry["verdict"] in (BY_SEED, FAILS)
-    return (f"needs {sign} {shown(float(bound), entry['form'])}{UNITS[entry['form']]}",) if is_missed else ()
+    return (f"needs {sign} {shown(float(bound), entry['form'])}{UNITS[entry['form']]}",)
 
 
 def _few(entry: Entry) -> tuple[str, ...]:
