@@ -197,7 +197,8 @@ class RecurrentForCausalLM(ImplicitForCausalLM):
     _tied_weights_keys = {"lm_head.weight": "backbone.embeddings.weight"}  # noqa: RUF012 (an instance variable in transformers)
 
 
-# The configurations of transformers' models and of all our families have these fields.
+# The fields that `sharing_weights` copies for every family. Our configurations have them, and so do those of the models
+# of transformers that we convert, Mamba2 and Llama.
 TAKEN = (
     "vocab_size",
     "hidden_size",

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @strict
 class ImplicitMamba2Config(ImplicitConfig):
-    """The configuration of Mamba2 blocks, which have a norm, a mixer and a residual connection, and no MLP.
+    """The configuration of Mamba2 layers, which have a norm, a mixer and a residual connection, and no MLP.
 
     expand * hidden_size is the inner width, divided into heads of head_dim. state_size is the number of SSM states per
     head channel. conv_kernel is the width of the causal convolution. n_groups is the number of groups of heads that

@@ -72,9 +72,9 @@ def peak_flops(device_name: str, precision: str) -> float | None:
     return 1e12 * peaks[precision] if precision in peaks else None
 
 
-# A warning is logged if the mean over this many steps exceeds a limit, for the share of unconverged tokens or for the
-# residual. Word-problem models that learn reach a share of 0.65 and a residual of 0.61 during training. With 8
-# iterations for 256 tokens, the share is 0.99.
+# A warning is logged if the share of unconverged tokens or the residual, each averaged over ALARM_STEPS steps, exceeds
+# its limit. The limits are above what word-problem models that learn reach in training: a share of 0.65 and a residual
+# of 0.61. A solver with too few iterations exceeds the first: with 8 for 256 tokens, the share is 0.99.
 ALARM_STEPS = 200
 ALARM_LIMITS = {"unconverged_share": 0.9, "residual": 0.8}
 _QUIET_WINDOWS = 10  # the pause after the first alarm, in units of ALARM_STEPS; each later pause is twice as long

@@ -134,7 +134,7 @@ def _composition_table(permutations: np.ndarray) -> np.ndarray:
     index_of = np.zeros(n**n, dtype=np.uint16)
     index_of[permutations @ place_values] = np.arange(order)
     table = np.empty((order, order), dtype=np.uint16)
-    for a, images in enumerate(permutations):  # one row at a time: all rows at once would need 1.4 GB for S7
+    for a, images in enumerate(permutations):  # one row at a time: all rows at once would need 1.8 GB for S7
         table[a] = index_of[images[permutations] @ place_values]
     return table
 

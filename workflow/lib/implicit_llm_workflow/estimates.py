@@ -212,7 +212,7 @@ class CostModel:
         return sum(self.whole(node).hours or 0 for node in self._plan.nodes.values() if node.stage == "train")
 
     def recorded(self, node: Node) -> Cost:
-        """Return the recorded cost of the existing result, which may be stale, or UNKNOWN if there is none."""
+        """Return the recorded cost of the node's result, even of a stale one; UNKNOWN without a result or a record."""
         return self._recorded[node.key][1] if node.key in self._recorded else UNKNOWN
 
     def work(self, node: Node) -> Work:

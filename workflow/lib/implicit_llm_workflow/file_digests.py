@@ -1,4 +1,4 @@
-"""Compute the digests of files that no job made, for identities of jobs; each state of a file is hashed once."""
+"""Compute the digests of files that no job made, for identities of jobs, and cache them by size and time."""
 
 import json
 from collections.abc import Callable, Sequence

@@ -97,7 +97,10 @@ class SolverConfig(AsGiven):
 
     @property
     def eval_budget(self) -> int:
-        """The maximum number of evaluations of f for one block in evaluation, including the one that closes it."""
+        """The maximum number of evaluations of f for one block in evaluation; with 1, two are still made.
+
+        It includes the last, undamped evaluation, which gives the block's output and the state for the next block.
+        """
         return 4 * self.max_iter if self.eval_max_iter is None else self.eval_max_iter
 
     def eval_width(self, length: int) -> int:

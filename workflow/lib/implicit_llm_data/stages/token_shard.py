@@ -39,8 +39,8 @@ from implicit_llm_data.text.corpus import (
 
 RECORD_NAME = "shard.json"
 BATCH_BYTES = 1 << 22  # text encoded at once: enough for all cores, and small compared with the memory per core
-# Encoding a long text at once needs a hundred times its size in memory. If `may_be_cut` allows it, a longer text is
-# therefore cut into pieces, each at the first white space after this many characters.
+# A text of more characters than this is cut into pieces, if `may_be_cut` allows it, because encoding a text at once
+# needs a hundred times its size in memory. Each piece ends at the first white space after this many characters.
 PIECE_CHARACTERS = 1 << 20
 REPORT_S = 10.0  # the time between two points in the journal
 

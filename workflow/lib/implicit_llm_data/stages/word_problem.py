@@ -84,7 +84,7 @@ def generate(config: WordProblemConfig, shard: int) -> tuple[np.ndarray, np.ndar
     inputs_NL = np.empty((num_samples, config.length), dtype=token_dtype(algebra.order))
     targets_NL = np.empty_like(inputs_NL)
     seed = np.random.SeedSequence(config.seed, spawn_key=(SPLIT_KEYS[config.split], shard))
-    bits = np.random.SFC64(seed)  # the fastest of numpy's generators, 2 ns for 8 bytes
+    bits = np.random.SFC64(seed)  # one of numpy's fastest generators, about 2 ns for 8 bytes
     fractions = np.array(config.hard_fractions)
     for block in _pieces(num_samples, BLOCK_SAMPLES):
         samples = np.arange(block.start, block.stop) + shard * config.shard_samples

@@ -142,7 +142,7 @@ class Run:
         return matches(self.name, evaluation.runs) and (self.is_implicit or evaluation.sweep is None)
 
 
-_Layers = Sequence[tuple[Override, str]]  # changes, each with its place for messages; later changes take precedence
+_Layers = Sequence[tuple[Override, str]]  # changes, each with the file and key for error messages; later ones win
 
 
 @dataclass(frozen=True)

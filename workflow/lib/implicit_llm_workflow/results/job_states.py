@@ -119,8 +119,9 @@ class JobView:
 
     `result`: how the job's result compares with the wanted one. `why`: the reason for the state; empty if no reason is
     known or needed. `metrics`: the last known values by name. `unix_s`: when the job last wrote something, in seconds
-    since 1970. `doing`, `where`: the last log line and the nodes of a running job. `explain` sets the last three:
-    whether the next run includes the job, the code that has changed, and the cost of the job or of its fresh result.
+    since 1970. `doing`, `where`: the last log line and the nodes of a running job. Only `explain` sets the
+    following. `runs`: whether the next run includes the job. `code`: the code that has changed. `cost`: the cost of the
+    job, or of its result if that is fresh.
     """
 
     node: Node

@@ -148,7 +148,8 @@ class RuleInputs:
             if not self.is_driver:
                 return []
             node = self.node(stage, wildcards)
-            # A fresh job has no preflight as input, because Snakemake would rerun the job after the preflight.
+            # A fresh job has no preflight as input. If the preflight's report did not exist yet, Snakemake would rerun
+            # the job after making it, although the input is ancient.
             is_fresh = self.plan.statuses[node.key].state == "fresh" and node.key not in self.forced
             hardware = None if is_fresh else resource_of(workflow, rule_of(node), HARDWARE)
             return [self.ancient(f"{self.plan.root}/.preflight/{hardware}.json")] if hardware else []

@@ -1,9 +1,9 @@
 """Draw further analyses: test-time compute, convergence by iteration, and the Jacobian of the state.
 
-A line of test-time compute is one trained model in one mode, with several values of an iteration budget or tolerance.
-The figure also shows the explicit models on the same test set; of explicit language models, only those of the same
-family and size. Only the table also shows the same model and mode without the sweep.
-Source: Schöne et al. 2025, Fig. 1 centre.
+Test-time compute: a line is one model with all its seeds, in one mode, at several iteration budgets or tolerances. The
+explicit models on the same test set are shown beside it; for language models, only those of the same family and size.
+The table `test-time` has the same rows, and also each model with its own budget and tolerance ("as trained").
+Source: test-time compute, Schöne et al. 2025, Fig. 1 centre; Jacobian, their Theorem 1.
 """
 
 from collections.abc import Mapping, Sequence

@@ -130,7 +130,7 @@ def _placed(kind: str, record: Record, role: str, config: ReportConfig) -> tuple
 
 
 def _provenance(run: Input) -> dict[str, Any]:
-    """Return the fields of the provenance that can be read, and `mlflow_run_id`, which is None if unknown."""
+    """Return the fields of provenance.json, or none if it is unreadable, and `mlflow_run_id`, or None if unknown."""
     tracked, recorded = (read_object(run.work / name) for name in (MLFLOW, PROVENANCE))
     return {"mlflow_run_id": tracked.get("run_id"), **recorded}
 
