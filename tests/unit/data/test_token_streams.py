@@ -22,6 +22,7 @@ from implicit_llm_contracts.runs.manifest import MANIFEST, sha256_of
 from implicit_llm_data.shard_writer import write_shards
 from implicit_llm_data.shards import DatasetError, DatasetSpec, LengthError, TokenDataset, open_dataset, token_dtype
 from implicit_llm_data.stages import token_shard, token_stream
+from implicit_llm_data.stages.token_stream import StreamError
 from implicit_llm_data.text.corpus import DocumentSplit, open_share
 from tests.limits import file_size_limit
 from tests.refusals import refused
@@ -165,6 +166,16 @@ def test_a_tokenizer_that_was_saved_with_truncation_and_padding_encodes_whole_do
     tokenizer.save(str(project.downloads / "saved.json"))
     project.run("x-tokenizer", {"kind": "tokenizer", "source": "file", "file": "saved.json", "vocab_size": 300})
     assert (project.run(*shard()) / "train.bin").read_bytes() == expected
+
+
+def test_a_shard_that_cannot_be_read_is_no_error_of_writing(project: Project) -> None:
+    project.run(*shard(0, 1))
+    split = project.input("x-shard-00000").work / "test.bin"
+    split.unlink()
+    split.symlink_to("/proc/self/mem")  # reading its first bytes is an input/output error
+    stream = {"kind": "token_stream", "split": "test", "length": 16}
+    with refused(f"^{split}: cannot be read \\(Input/output error\\); type `rm -f .*manifest.json`", StreamError):
+        project.run("x-test", stream, {"shard-00000": "x-shard-00000"})
 
 
 def test_a_file_that_cannot_grow_is_named_and_leaves_nothing(project: Project) -> None:

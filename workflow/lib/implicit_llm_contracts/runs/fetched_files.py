@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.errors import ConfigError, UserError
@@ -33,13 +33,15 @@ OTHER_MODEL_FILES = (  # fetched with config and weights, if the repository has 
     "generation_config.json",
 )
 TEXT_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".txt")
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}  # pyarrow's names by the suffix of a text file
 FETCH = "type `implicit-llm prefetch EXPERIMENT` where there is a network"
 
 
 def is_text(path: str) -> bool:
     """Return whether a file contains documents; a data set also has other files, such as a README."""
-    name = path.rpartition("/")[2].lower().removesuffix(".gz").removesuffix(".zst")
-    return name.endswith(TEXT_SUFFIXES) and not name.startswith(".")
+    name = PurePosixPath(path.lower())
+    inside = name.with_suffix("") if name.suffix in COMPRESSIONS else name
+    return inside.suffix in TEXT_SUFFIXES and not name.name.startswith(".")
 
 
 def words_of(path: str) -> set[str]:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from implicit_llm_contracts.config.text import Corpus
+from implicit_llm_contracts.config.text import Corpus, CorpusFiles
 from implicit_llm_contracts.config.values import BelowOne, Count, Seed, VocabSize
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.atomic import write_atomic
@@ -17,7 +17,7 @@ from implicit_llm_contracts.runs.fetched_files import FETCH, TOKENIZER_FILE, Hub
 from implicit_llm_contracts.runs.places import local_files
 from implicit_llm_contracts.runs.run_directory import DECLARED
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
-from implicit_llm_data.text.corpus import DocumentSplit, open_share
+from implicit_llm_data.text.corpus import DocumentSplit, open_share, require_planned_corpus
 
 
 class TokenizerError(UserError):
@@ -28,8 +28,8 @@ class TokenizerError(UserError):
 class TokenizerConfig:
     """A tokenizer by `source`: `file`, with an optional sha256; `name` and revision on the hub; or trained.
 
-    A tokenizer is trained on about `max_bytes` of the training documents of `corpus`; `corpus_sha256`, a digest of its
-    files, only makes other files another tokenizer. vocab_size: that of the model, at
+    A tokenizer is trained on about `max_bytes` of the training documents of `corpus`; `corpus_sha256` is the digest of
+    all its files when the job was planned, or None for another corpus. vocab_size: that of the model, at
     least the tokenizer's number of ids; a trained tokenizer has exactly this many ids, or fewer for a short text.
     """
 
@@ -147,6 +147,8 @@ def _train(config: TokenizerConfig, downloads: Path) -> bytes:
 
 def _training_texts(config: TokenizerConfig, downloads: Path) -> Iterator[str]:
     assert config.corpus is not None
+    if isinstance(config.corpus, CorpusFiles) and config.corpus_sha256 is not None:
+        require_planned_corpus(config.corpus, config.corpus_sha256, downloads)
     split, num_bytes = DocumentSplit(config.test_fraction, config.seed, config.validation_fraction), 0
     for document in open_share(config.corpus, downloads).documents():
         if split.of(document.split_key) == "train":
