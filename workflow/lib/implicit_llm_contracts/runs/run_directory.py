@@ -53,9 +53,10 @@ class ResultError(Exception):
 
 
 @contextmanager
-def locked(path: Path, busy: Callable[[str], UserError]) -> Iterator[None]:
+def locked(path: Path, busy: Callable[[str], UserError], command: str = "") -> Iterator[None]:
     """Hold a lock on the file `path`; the kernel releases the lock when the process ends for any reason.
 
+    The file names the process, after `command` if that is given.
     Raises: StorageError; the error that `busy` returns for the present holder, such as "process 7 on HOST".
     """
     with storage_errors(path):
@@ -71,7 +72,7 @@ def locked(path: Path, busy: Callable[[str], UserError]) -> Iterator[None]:
     _held_locks.add(descriptor)
     try:
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{_this_process()}\n".encode(), 0)
+        os.pwrite(descriptor, f"{command}{_this_process()}\n".encode(), 0)
         yield
     finally:
         if descriptor in _held_locks:  # false in a forked child, which has closed it
