@@ -30,6 +30,7 @@ INTERVAL_S = 5.0
 WAIT_S = 30.0  # for the store, at the end of a stage
 STOP_WAIT_S = 5.0  # after a stop request, because the remaining time may be short
 LONG_DATA = "token_shard"  # the only kind of data set that takes hours and logs points while it runs
+WITHOUT_POINTS = ("data", "checkpoint", "report", "excerpt")  # stages
 
 
 class MlflowWriter:
@@ -76,7 +77,7 @@ def open_run(run: TrackedRun) -> MlflowWriter:
 
     A run that logs no points before its end leaves this to the call of Snakemake that started it, if there is one.
     """
-    has_points = run.stage not in ("data", "report") or run.config.get("kind") == LONG_DATA
+    has_points = run.stage not in WITHOUT_POINTS or run.config.get("kind") == LONG_DATA
     if not has_points and current_invocation() is not None:
         return MlflowWriter(None)
     prepare_environment()
