@@ -225,7 +225,8 @@ def show_result(run_dir: Path, work: Path) -> None:
 
 def is_result_shown(run_dir: Path, work: Path) -> bool:
     """Return whether the run directory has equal copies of the work folder's manifest and declared files."""
-    pairs = {path: run_dir / path.relative_to(work / DECLARED) for path in (work / DECLARED).rglob("*.*")}
+    files = filter(Path.is_file, (work / DECLARED).rglob("*"))
+    pairs = {path: run_dir / path.relative_to(work / DECLARED) for path in files}
     pairs[committed(work) or work / COMMIT] = run_dir / MANIFEST
     try:
         return all(source.read_bytes() == name.read_bytes() for source, name in pairs.items())
