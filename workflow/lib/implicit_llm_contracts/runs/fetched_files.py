@@ -126,13 +126,17 @@ def find_fetched(wanted: HubFiles, downloads: Path) -> Fetched | None:
         return None
     found = Fetched.read(record)
     revision = wanted.revision or found.revision
-    is_commit = revision is not None and len(revision) >= 7 and found.commit.startswith(revision)  # 7 digits suffice
-    if revision != found.revision and not is_commit:
+    if revision != found.revision and not is_pinned(revision, found.commit):
         has = f"revision {found.revision or 'main'} (commit {found.commit[:12]})"
         raise FetchedFilesError(f"{record}: {has} was fetched, the config names {wanted.revision}; {FETCH}")
     for line in found.changed_files(folder):
         raise FetchedFilesError(f"{line}; {FETCH}")
     return found
+
+
+def is_pinned(revision: str | None, commit: str) -> bool:
+    """Return whether the revision is this commit, or at least its first 7 digits; a branch or tag may move."""
+    return revision is not None and len(revision) >= 7 and commit.startswith(revision)
 
 
 def fetched_files(wanted: HubFiles, downloads: Path) -> list[Path] | None:

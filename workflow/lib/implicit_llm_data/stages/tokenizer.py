@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -62,18 +62,21 @@ def run(context: StageContext) -> StageResult:
     return StageResult(files, summary)
 
 
-def make_tokenizer(config: TokenizerConfig, downloads: Path) -> tuple[bytes, dict[str, int]]:
+def make_tokenizer(config: TokenizerConfig, downloads: Path) -> tuple[bytes, dict[str, Any]]:
     """Return the content of a tokenizer.json that fits the config, and the summary; `downloads` has the fetched files.
 
     Raises: TokenizerError, CorpusError, FetchedFilesError.
     """
+    wanted = HubFiles("tokenizer", config.name, config.revision)
+    fetched = find_fetched(wanted, downloads) if config.source == "hub" else None
     data = {"trained": _train, "hub": _from_hub, "file": _from_file}[config.source](config, downloads)
     tokenizer = load_tokenizer(data, config.file or config.name or "the trained tokenizer")
     end_of_text_id = tokenizer.token_to_id(config.end_of_text)
     if end_of_text_id is None:
         raise TokenizerError(f"end_of_text: the tokenizer has no token '{config.end_of_text}'; name one that it has")
     num_ids = require_ids_below(tokenizer, config.vocab_size)
-    return data, {"num_ids": num_ids, "vocab_size": config.vocab_size, "end_of_text_id": end_of_text_id}
+    summary = {"num_ids": num_ids, "vocab_size": config.vocab_size, "end_of_text_id": end_of_text_id}
+    return data, summary if fetched is None else {**summary, "commit": fetched.commit}
 
 
 def load_tokenizer(data: bytes, where: str) -> Tokenizer:
@@ -120,12 +123,10 @@ def _from_file(config: TokenizerConfig, downloads: Path) -> bytes:
 
 
 def _from_hub(config: TokenizerConfig, downloads: Path) -> bytes:
-    """Return the tokenizer.json in the folder of fetched files. Raises: TokenizerError, FetchedFilesError."""
-    wanted = HubFiles("tokenizer", config.name, config.revision)
-    path = wanted.folder(downloads) / TOKENIZER_FILE
+    """Return the tokenizer.json in the folder of fetched files. Raises: TokenizerError."""
+    path = HubFiles("tokenizer", config.name, config.revision).folder(downloads) / TOKENIZER_FILE
     if not path.is_file():
         raise TokenizerError(f"tokenizer.name: '{config.name}' has not been fetched to {path.parent}; {FETCH}")
-    find_fetched(wanted, downloads)  # raises errors for incomplete files
     return path.read_bytes()
 
 

@@ -24,7 +24,15 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 
 from implicit_llm_contracts.config.text import Corpus, CorpusFiles, HubCorpus, LibraryCorpus
 from implicit_llm_contracts.errors import UserError
-from implicit_llm_contracts.runs.fetched_files import COMPRESSIONS, FETCH, HubFiles, fetched_files, is_text, words_of
+from implicit_llm_contracts.runs.fetched_files import (
+    COMPRESSIONS,
+    FETCH,
+    HubFiles,
+    fetched_files,
+    find_fetched,
+    is_text,
+    words_of,
+)
 from implicit_llm_contracts.runs.manifest import sha256_of
 from implicit_llm_contracts.runs.places import corpus_digest, corpus_files, local_files
 
@@ -110,10 +118,14 @@ class DocumentSplit:
 
 @dataclass(frozen=True)
 class CorpusShare:
-    """The files of one shard; `listing`: a summary of all files of the corpus, which must be equal for all shards."""
+    """The files of one shard.
+
+    listing: a summary of all files of the corpus, which must be equal for all shards. commit: that of fetched files.
+    """
 
     files: Sequence[CorpusFile]
     listing: dict[str, Any]
+    commit: str | None = None
 
     @property
     def size(self) -> int:
@@ -134,7 +146,7 @@ def open_share(config: Corpus, downloads: Path, shard: int = 0, num_shards: int 
 
     Raises: CorpusError for missing files, a file of an unknown kind, or fewer files than shards; FetchedFilesError.
     """
-    limit = config.max_document_bytes or MAX_DOCUMENT_BYTES
+    limit, commit = config.max_document_bytes or MAX_DOCUMENT_BYTES, None
     match config:
         case LibraryCorpus():
             files = library_files(TextFormat("text", limit))
@@ -143,6 +155,7 @@ def open_share(config: Corpus, downloads: Path, shard: int = 0, num_shards: int 
         case HubCorpus():
             wanted = HubFiles("dataset", config.dataset, config.revision, config.split)
             files = hub_files(wanted, downloads, TextFormat(config.field, limit))
+            commit = None if (found := find_fetched(wanted, downloads)) is None else found.commit
     if num_shards > len(files):
         raise CorpusError(
             f"num_shards: {num_shards} shards are more than the corpus has files, {len(files)}; "
@@ -150,7 +163,7 @@ def open_share(config: Corpus, downloads: Path, shard: int = 0, num_shards: int 
         )
     names_and_sizes = json.dumps([[file.name, file.size] for file in files])
     listing = {"num_files": len(files), "sha256": hashlib.sha256(names_and_sizes.encode("ascii")).hexdigest()}
-    return CorpusShare(files[shard::num_shards], listing)
+    return CorpusShare(files[shard::num_shards], listing, commit)
 
 
 def hub_files(wanted: HubFiles, downloads: Path, text_format: TextFormat) -> list[CorpusFile]:
