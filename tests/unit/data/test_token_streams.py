@@ -194,6 +194,15 @@ def test_a_shard_that_cannot_be_read_is_no_error_of_writing(project: Project) ->
         project.run("x-test", stream, {"shard-00000": "x-shard-00000"})
 
 
+def test_a_text_that_cannot_be_read_is_named(project: Project) -> None:
+    path = project.downloads / "part-0.jsonl.gz"
+    path.unlink()
+    path.symlink_to("/proc/self/mem")
+    planned = {"part-0.jsonl.gz": "0" * 64}
+    with refused(f"Input/output error: '{path}'", OSError):
+        token_shard.run(project.context(*shard(file_sha256=planned)))
+
+
 def test_a_file_that_cannot_grow_is_named_and_leaves_nothing(project: Project) -> None:
     with file_size_limit(1000):
         check_refused(project, r"cannot write .*train.bin.*; raise the limit", StorageError)
