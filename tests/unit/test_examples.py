@@ -504,6 +504,21 @@ def test_a_mistake_in_a_plugin_is_one_line_that_names_it(tmp_path: Path, source:
         load_plugin(path)
 
 
+@pytest.mark.parametrize(
+    ("source", "error"),
+    [("PLUGIN = {}\nimport no_such_package\n", ImportError), ('PLUGIN = {"methods": ["unregistered"]}\n', ConfigError)],
+)
+def test_a_plugin_that_could_not_be_loaded_fails_again_in_the_same_way(
+    tmp_path: Path, source: str, error: type[Exception]
+) -> None:
+    path = tmp_path / f"own_{abs(hash(source))}.py"
+    path.write_text(source)
+    for _ in range(2):
+        with pytest.raises(error):
+            load_plugin(path)
+    assert path.stem not in sys.modules
+
+
 @pytest.mark.slow
 def test_an_own_family_learns_s3_through_the_workflow_and_its_explicit_twin_does_not(tmp_path: Path) -> None:
     accuracy = {

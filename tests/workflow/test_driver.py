@@ -91,6 +91,12 @@ def test_prefetch_refuses_a_configuration_that_is_not_in_one_file_in_a_line(buil
     assert error.startswith("error: tiny.yaml: not the whole configuration is in tiny.yaml; put it into one file")
 
 
+def test_a_word_of_config_without_a_value_is_refused_in_a_line(built: Project) -> None:
+    refused = built.command("snakemake", "-n", "--cores", "1", "--config", "a=1", "prefetch", code=2)
+    (error,) = [line for line in refused.splitlines() if "rror" in line]
+    assert error.startswith("error: command line: --config: prefetch has no value; type --config KEY=VALUE")
+
+
 def test_data_that_no_disk_holds_are_refused_before_anything_runs(fresh: Project) -> None:
     fresh.edit(fresh.config, "num_samples: 64", "num_samples: 1_000_000_000_000_000")
     said = r"^error: tiny\.yaml: data: num_samples: s3-train with 1,000,000,000,000,000 takes 14,901,161 GiB"

@@ -18,12 +18,14 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.config.text import Corpus, CorpusFiles, HubCorpus, LibraryCorpus
-from implicit_llm_contracts.runs.fetched_files import Fetched, HubFiles, fetched_files
+from implicit_llm_contracts.runs.fetched_files import COMPRESSIONS, Fetched, HubFiles, fetched_files, is_text
+from implicit_llm_contracts.runs.places import corpus_digest
 from implicit_llm_data.stages import token_shard
 from implicit_llm_data.stages import tokenizer as stage
 from implicit_llm_data.stages.token_shard import encode, may_be_cut
 from implicit_llm_data.stages.tokenizer import TokenizerConfig, make_tokenizer
-from implicit_llm_data.text.corpus import PARQUET_ROWS, CorpusError, CorpusShare, DocumentSplit, open_share
+from implicit_llm_data.text.corpus import PARQUET_ROWS, CorpusError, CorpusShare, DocumentSplit, open_share, reader_of
+from implicit_llm_workflow.file_digests import FileDigests
 from tests.refusals import refused
 from tests.unit.data.text_samples import NEOX, Project, real_file, sentence, write_corpus, write_jsonl
 
@@ -186,12 +188,20 @@ def test_a_field_that_is_not_there_is_named(
     [
         (b'{"text": "a", "book": "\\ud800"}', "line 2: character 0 is half a character"),
         (b'{"text": "a", "book": %s}' % (b"[" * 100_000), "line 2: not JSON ("),
+        (b'{"text": "a", "book": null}', "line 2: 'book' is null; repair or remove it"),
     ],
-    ids=["half a character in the group", "a value without end"],
+    ids=["half a character in the group", "a value without end", "no group"],
 )
 def test_what_is_wrong_beside_the_text_is_named_too(tmp_path: Path, written: bytes, message: str) -> None:
     write(tmp_path / "x.jsonl", b'{"text": "good", "book": "b"}\n' + written)
     assert refusal(files("x.jsonl", split_by="book"), tmp_path).startswith(f"{tmp_path / 'x.jsonl'}: {message}")
+
+
+def test_a_row_of_a_table_without_a_group_is_named(tmp_path: Path) -> None:
+    rows = [{"text": "a", "book": "b"}, {"text": "a", "book": None}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "x.parquet")
+    message = f"{tmp_path / 'x.parquet'}: row 2: 'book' is null; repair or remove it"
+    assert refusal(files("x.parquet", split_by="book"), tmp_path) == message
 
 
 def test_the_mark_of_byte_order_is_no_part_of_a_text(tmp_path: Path) -> None:
@@ -266,6 +276,15 @@ def test_an_unfinished_fetch_is_not_taken_for_the_corpus_and_files_put_there_by_
     write_jsonl(folder_of(downloads) / "data" / "test-0.jsonl", ["of another split"])
     assert names(downloads) == ["data/train-0.jsonl", "data/train-1.jsonl"]
     assert fetched_files(HubFiles("dataset", "who/nobody", None, "train"), downloads) is None
+
+
+@pytest.mark.parametrize("suffix", ["", *COMPRESSIONS])
+@pytest.mark.parametrize("kind", [".jsonl", ".ndjson", ".txt"])
+def test_every_compressed_text_of_a_data_set_that_can_be_read_is_fetched(kind: str, suffix: str) -> None:
+    for name in (f"data/train-0{kind}{suffix}", f"data/TRAIN-0{kind}{suffix}".upper()):
+        assert reader_of(Path(name))
+        assert is_text(name)
+    assert not is_text(f"data/.hidden{kind}{suffix}")
 
 
 @pytest.mark.parametrize("revision", [None, "v1", COMMIT, COMMIT[:8]])
@@ -360,6 +379,19 @@ def test_training_again_gives_equal_bytes(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path)
     # The hash tables inside differ each time.
     assert len({make(tmp_path, **TRAINED, corpus=corpus) for _ in range(4)}) == 1
+
+
+def test_a_tokenizer_whose_texts_have_changed_since_its_job_was_planned_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IMPLICIT_LLM_DATA", str(tmp_path))
+    corpus = write_corpus(tmp_path)
+    planned = FileDigests(tmp_path / "digests.json").of_corpus(corpus["files"])
+    fields = {**TRAINED, "corpus": corpus, "corpus_sha256": corpus_digest(planned)}
+    make(tmp_path, **fields)
+    write_jsonl(tmp_path / "part-1.jsonl.gz", ["another text"])
+    message = "files: part-*.jsonl.gz have changed since this job was planned; plan it again"
+    assert tokenizer_refusal(tmp_path, **fields) == message
 
 
 def test_training_reads_no_more_than_it_may(tmp_path: Path) -> None:

@@ -18,10 +18,12 @@ from implicit_llm_contracts.config.text import CorpusFiles
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs import journal
 from implicit_llm_contracts.runs.atomic import StorageError
+from implicit_llm_contracts.runs.fetched_files import Fetched, HubFiles
 from implicit_llm_contracts.runs.manifest import MANIFEST, sha256_of
 from implicit_llm_data.shard_writer import write_shards
 from implicit_llm_data.shards import DatasetError, DatasetSpec, LengthError, TokenDataset, open_dataset, token_dtype
 from implicit_llm_data.stages import token_shard, token_stream
+from implicit_llm_data.stages.token_stream import StreamError
 from implicit_llm_data.text.corpus import DocumentSplit, open_share
 from tests.limits import file_size_limit
 from tests.refusals import refused
@@ -165,6 +167,40 @@ def test_a_tokenizer_that_was_saved_with_truncation_and_padding_encodes_whole_do
     tokenizer.save(str(project.downloads / "saved.json"))
     project.run("x-tokenizer", {"kind": "tokenizer", "source": "file", "file": "saved.json", "vocab_size": 300})
     assert (project.run(*shard()) / "train.bin").read_bytes() == expected
+
+
+def test_texts_and_a_tokenizer_of_the_hub_are_recorded_with_their_commit(project: Project) -> None:
+    commit, folder = "0123456789abcdef" * 2 + "01234567", project.downloads / "hub" / "who" / "what"
+    write_jsonl(folder / "train-0.jsonl", ["one text"])
+    shutil.copy(project.input("x-tokenizer").work / "tokenizer.json", folder)
+    for wanted, name in (
+        (HubFiles("dataset", "who/what", None, "train"), "train-0.jsonl"),
+        (HubFiles("tokenizer", "who/what", None), "tokenizer.json"),
+    ):
+        sizes = {name: (folder / name).stat().st_size}
+        Fetched(None, commit, sizes).write(wanted.record(project.downloads))
+    project.run("x-tokenizer", {"kind": "tokenizer", "source": "hub", "name": "who/what", "vocab_size": 300})
+    project.run(*shard(0, 1, corpus={"source": "hub", "dataset": "who/what"}))
+    assert [project.input(name).manifest.summary["commit"] for name in ("x-tokenizer", "x-shard-00000")] == [commit] * 2
+
+
+def test_a_shard_that_cannot_be_read_is_no_error_of_writing(project: Project) -> None:
+    project.run(*shard(0, 1))
+    split = project.input("x-shard-00000").work / "test.bin"
+    split.unlink()
+    split.symlink_to("/proc/self/mem")  # reading its first bytes is an input/output error
+    stream = {"kind": "token_stream", "split": "test", "length": 16}
+    with refused(f"^{split}: cannot be read \\(Input/output error\\); type `rm -f .*manifest.json`", StreamError):
+        project.run("x-test", stream, {"shard-00000": "x-shard-00000"})
+
+
+def test_a_text_that_cannot_be_read_is_named(project: Project) -> None:
+    path = project.downloads / "part-0.jsonl.gz"
+    path.unlink()
+    path.symlink_to("/proc/self/mem")
+    planned = {"part-0.jsonl.gz": "0" * 64}
+    with refused(f"Input/output error: '{path}'", OSError):
+        token_shard.run(project.context(*shard(file_sha256=planned)))
 
 
 def test_a_file_that_cannot_grow_is_named_and_leaves_nothing(project: Project) -> None:

@@ -53,6 +53,22 @@ def test_the_mode_in_which_each_token_converges_stands_for_a_model_whatever_mode
     assert set(frame[frame["is_headline"].astype(bool)]["mode"]) == {"z"}
 
 
+@pytest.mark.parametrize("step", [1, -1])
+def test_the_loss_on_validation_text_is_that_of_the_first_mode_at_the_shortest_length(step: int) -> None:
+    model = {"role": "evaluate:x", "run": "x", "seed": 0, "phase": "free"}
+    modes = {"blockwise": 2.0, "simultaneous": 3.0}
+    records = [
+        model | {"mode": mode, "eval_mode": mode, "length": length, "loss": loss + length / 100}
+        for mode, loss in modes.items()
+        for length in (4, 8)
+    ]
+    records.append(
+        model | {"mode": "blockwise", "length": 2, "loss": 9.0, "sweep": {"key": "tol", "base": "", "value": 1}}
+    )
+    frame = frame_of({"validation_perplexity": records[::step], "perplexity": [model | {"length": 4, "loss": 1.0}]}, {})
+    assert set(frame["validation_loss"]) == {2.04}
+
+
 def test_rows_that_are_not_one_thing_have_no_mean() -> None:
     records = [{"role": "evaluate:x", "run": "x", "seed": 0, "length": length, "perplexity": 3.0} for length in (1, 2)]
     frame = frame_of({"perplexity": records}, {})

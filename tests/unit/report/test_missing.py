@@ -210,4 +210,5 @@ def test_protocols_of_catbabi_are_not_taken_for_seeds_of_a_peer(tmp_path: Path, 
 def test_where_a_peer_comes_from_is_said_in_words() -> None:
     assert source_words({"path": "models/x"}) == "models/x"
     assert source_words(SOURCE | {"revision": "c" * 40}) == "owner/big at cccccccccccc"
+    assert source_words(SOURCE | {"revision": "main"}) == "owner/big at cccccccccccc, not pinned"
     assert source_words({}) == "trained elsewhere"

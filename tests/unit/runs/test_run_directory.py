@@ -123,6 +123,15 @@ def test_declared_files_are_copied_for_snakemake_and_for_people_and_again_after_
         assert (folder / "figures" / "1.svg").read_text() == "figure"
 
 
+def test_a_result_whose_copy_without_a_suffix_is_gone_is_not_shown(run: RunDirectory) -> None:
+    (run.work / "declared").mkdir(parents=True)
+    (run.work / "declared" / "LICENSE").write_text("free")
+    run.publish(["declared"], {})
+    assert is_result_shown(run.path, run.work)
+    (run.path / "LICENSE").unlink()
+    assert not is_result_shown(run.path, run.work)
+
+
 def test_the_readable_names_show_one_result_and_nothing_of_the_one_before(run: RunDirectory) -> None:
     other = RunDirectory(run.path, Identity("report", "x", {"seed": 1}, "c0de", {}))
     other.prepare()

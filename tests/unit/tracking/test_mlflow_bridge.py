@@ -83,6 +83,17 @@ def test_a_run_carries_its_config_tags_points_and_status(run: TrackedRun, result
     assert (state["run_id"], state["lines_written"]) == (found.info.run_id, 4)
 
 
+def test_the_summary_is_that_of_the_attempt_that_was_committed(run: TrackedRun) -> None:
+    journal = write(run, 1, 3)
+    journal.event("stage_finished", summary={"accuracy": 0.5, "num_steps": 3})
+    Bridge(run).bring()  # the job is killed before its commit
+    journal.event("stage_started")
+    journal.event("stage_finished", summary={"accuracy": 0.75})
+    finish(run)
+    (found,) = runs(run)
+    assert {key: value for key, value in found.data.metrics.items() if "summary" in key} == {"summary/accuracy": 0.75}
+
+
 def test_points_of_any_number_come_while_the_journal_grows_each_once_and_when_their_line_is_whole(
     run: TrackedRun,
 ) -> None:
@@ -349,14 +360,6 @@ CASES = {
         [metrics(1, loss=1.0), metrics(1, accuracy=0.5)],
         [(1, {"loss": 1.0}), (1, {"accuracy": 0.5})],
     ),
-    "the summary counts once": (
-        [finished(loss=0.5, name="x", is_=True)] * 2,
-        [(0, {"summary/loss": 0.5})],
-    ),
-    "of a nested summary metrics and best numbers count": (
-        [finished(**SUMMARY)],
-        [(0, {"summary/loss": 0.5, "summary/best_accuracy.test": 0.9})],
-    ),
 }
 
 
@@ -365,3 +368,19 @@ def test_each_point_of_a_journal_is_taken_once(records: list[dict[str, Any]], ex
     trajectory = Trajectory()
     points = [trajectory.take(record) for record in records]
     assert [(point.step, point.values) for point in points if point is not None] == expected
+
+
+@pytest.mark.parametrize(
+    ("summary", "expected"),
+    [
+        ({"loss": 0.5, "name": "x", "is_": True}, {"summary/loss": 0.5}),
+        (SUMMARY, {"summary/loss": 0.5, "summary/best_accuracy.test": 0.9}),
+    ],
+)
+def test_the_numbers_of_a_summary_its_metrics_and_its_best_numbers_count(
+    summary: dict[str, Any], expected: dict[str, float]
+) -> None:
+    trajectory = Trajectory()
+    assert trajectory.take(finished(**summary)) is None
+    assert trajectory.summary is not None
+    assert (trajectory.summary.step, trajectory.summary.values) == (0, expected)

@@ -170,9 +170,13 @@ def load_plugin(path: Path) -> ModuleType:
     if known is not None or importlib.util.find_spec(path.stem) is not None or spec is None or spec.loader is None:
         raise ConfigError(f"{path}: a module is called {path.stem!r} already; rename the file")
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    for missing in _missing(plugin, module):
-        raise ConfigError(f"{path}: {LITERAL} declares {missing}, which the file does not have; add it")
+    try:
+        spec.loader.exec_module(module)
+        for missing in _missing(plugin, module):
+            raise ConfigError(f"{path}: {LITERAL} declares {missing}, which the file does not have; add it")
+    except BaseException:
+        del sys.modules[path.stem]
+        raise
     return module
 
 

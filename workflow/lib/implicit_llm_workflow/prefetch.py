@@ -29,6 +29,7 @@ from implicit_llm_contracts.runs.fetched_files import (
     FetchedFilesError,
     HubFiles,
     find_fetched,
+    is_pinned,
     is_text,
     words_of,
 )
@@ -42,6 +43,7 @@ from implicit_llm_workflow.text import first_line
 
 BABI_URL = "http://www.thespermwhale.com/jaseweston/babi/tasks_1-20_v1-2.tar.gz"
 BABI_NAME = BABI_URL.rpartition("/")[2]
+KEYS = {"dataset": "corpus", "tokenizer": "tokenizer", "model": "model"}  # of an experiment, by the kind of hub files
 EVALUATION_DATA_FILE = CONFIG_DIR / "prefetch/evaluation-data.yaml"
 
 
@@ -101,7 +103,7 @@ class OnHub:
     is_vouched: bool = False
 
     def fetch(self, downloads: Path) -> Outcome:
-        """Fetch the files unless they exist; for a baseline without a revision, also return the key that pins it.
+        """Fetch the files unless they exist; if their revision is no commit, also name the key that pins them.
 
         Raises: FetchError, also for a pickle that training or the experiment does not allow; FetchedFilesError for a
         damaged record of another split; StorageError.
@@ -115,7 +117,7 @@ class OnHub:
             fetched = None
         if fetched is None:
             state, fetched = "fetched", fetch_hub_files(files, downloads)
-        what, at = f"{folder}: {fetched}", f"peers.{self.peer}.checkpoint"
+        what, at = f"{folder}: {fetched}", f"peers.{self.peer}.checkpoint" if self.peer else KEYS[files.kind]
         if PICKLE_FILE in fetched.sizes and self.peer is None:
             raise FetchError(
                 f"model {files.name}: is a pickle on the hub, and training reads safetensors only; name another, or "
@@ -126,8 +128,8 @@ class OnHub:
                 f"{what}; its {PICKLE_FILE} is a pickle, which is read only if the experiment file names its digest: "
                 f"if you trust it, write {at}.sha256: {{{PICKLE_FILE}: {sha256_of(folder / PICKLE_FILE)}}}"
             )
-        is_unpinned = self.peer is not None and files.revision is None
-        return state, f"{what}; to pin it, write {at}.revision: {fetched.commit}" if is_unpinned else what
+        to_pin = "" if is_pinned(files.revision, fetched.commit) else f"; to pin it, write {at}.revision: "
+        return state, f"{what}{to_pin and to_pin + fetched.commit}"
 
 
 @dataclass(frozen=True)

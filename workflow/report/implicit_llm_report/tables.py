@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from implicit_llm_contracts.runs.fetched_files import is_pinned
 from implicit_llm_report.inputs.frame import (
     COLUMNS,
     COSTS,
@@ -177,10 +178,11 @@ def _head(model: Group, metric: str) -> Head:
 
 
 def source_words(source: Mapping[str, Any]) -> str:
-    """Return a text such as "EleutherAI/pythia-70m at a39f36b10000", with a note if no revision was pinned."""
+    """Return a text such as "EleutherAI/pythia-70m at a39f36b10000", with a note if its revision is no commit."""
     name = str(source.get("hub") or source.get("path") or "trained elsewhere")
     commit = f" at {source['commit'][:12]}" if source.get("commit") else ""
-    return name + commit + (", not pinned" if "hub" in source and not source.get("revision") else "")
+    is_fixed = "hub" not in source or is_pinned(source.get("revision"), source.get("commit") or "")
+    return name + commit + ("" if is_fixed else ", not pinned")
 
 
 def files_of(tables: Sequence[Table], published: Published, metrics: Metrics) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -258,7 +259,7 @@ STAGE = JobCode("library.score.stage")
 def waiting(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The library can be imported, and its stage `score` imports score/extra.py only when it runs."""
     monkeypatch.syspath_prepend(str(library.parent))
-    monkeypatch.setattr(digests, "_library", lambda: Project({"library": library}))
+    monkeypatch.setattr(digests, "_library", functools.cache(lambda: Project({"library": library})))
     job_digest.cache_clear()
     with mock.patch.dict(sys.modules):
         yield library
@@ -276,6 +277,14 @@ def test_code_that_was_changed_since_its_job_was_planned_is_refused(waiting: Pat
     with pytest.raises(CodeChanged, match=rf"train/x: the code was changed .* \(digest {code[:12]} then") as caught:
         require_submitted_code(STAGE.module, code, "train/x")
     assert caught.value.exit_code == 2
+
+
+def test_code_that_changes_between_its_reading_and_its_import_is_refused(waiting: Path) -> None:
+    edit = "from pathlib import Path\nPath(__file__).with_name('extra.py').write_text('another = 1')\n"
+    ExperimentFile(waiting / "score" / "stage.py").add(edit)
+    code = job_digest(STAGE)
+    with pytest.raises(CodeChanged):
+        require_submitted_code(STAGE.module, code, "train/x")
 
 
 def test_a_changed_comment_is_no_change_also_in_code_that_cannot_be_loaded_here(waiting: Path) -> None:

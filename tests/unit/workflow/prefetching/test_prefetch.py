@@ -248,7 +248,7 @@ def names_in(folder: Path) -> set[str]:
 
 
 def test_the_files_of_the_split_are_fetched_checked_and_recorded(hub: FileServer, tmp_path: Path) -> None:
-    satisfy(DATASET, tmp_path)
+    assert satisfy(DATASET, tmp_path).endswith(f"; to pin it, write corpus.revision: {COMMIT}")
     folder = tmp_path / "hub" / "owner" / "texts"
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*.jsonl")}
     assert found == {path for path in TEXTS if "train" in path}
@@ -371,7 +371,7 @@ MODEL = {
 }
 
 
-@pytest.mark.parametrize("revision", [None, COMMIT])
+@pytest.mark.parametrize("revision", [None, "main", COMMIT])
 def test_of_a_peer_the_safetensors_and_no_code_are_fetched(
     hub: FileServer, tmp_path: Path, revision: str | None
 ) -> None:
@@ -380,7 +380,7 @@ def test_of_a_peer_the_safetensors_and_no_code_are_fetched(
     what = satisfy(peer, tmp_path)
     found = names_in(tmp_path / "models" / "owner" / "model" / (revision or "main"))
     assert found == {"config.json", "model.safetensors", "tokenizer.json"}
-    assert (f"peers.mine.checkpoint.revision: {COMMIT}" in what) == (revision is None)
+    assert (f"peers.mine.checkpoint.revision: {COMMIT}" in what) == (revision != COMMIT)
     is_there(peer, tmp_path, hub)
 
 

@@ -13,6 +13,7 @@ from implicit_llm_workflow.results.explain import explain
 from implicit_llm_workflow.results.garbage import find_garbage
 from implicit_llm_workflow.results.job_states import JobView, observe
 from implicit_llm_workflow.results.verify import with_shards
+from implicit_llm_workflow.rules.snakemake_driver import withdraw
 from tests.unit.workflow.experiments import (
     START_S,
     TINY,
@@ -152,6 +153,20 @@ def test_a_freed_job_is_done_and_whole_until_a_job_needs_its_files(
     assert jobs[UNROLLED].result.why == f"its files were freed, and {FREE} needs them"
     assert jobs[FREE].cost.basis != "done before, is taken up again"
     assert observe(real_plan(made))[FREE].state == "stale"
+
+
+def test_a_freed_result_that_is_no_longer_forced_is_still_a_freed_one(
+    capsys: pytest.CaptureFixture[str], made: ExperimentFile
+) -> None:
+    gc(capsys, made, "--payload", FREE)
+    plan = real_plan(made)
+    withdraw(plan, [FREE], [plan.manifest(plan.nodes[FREE])])
+    assert plan.look()[FREE].state == "stale"
+    output(capsys, "accept", "*", "--forced", *where(made))
+    assert plan.look()[FREE].is_freed
+    assert running(real_plan(made)) == {}
+    (plan.run_dir(plan.nodes[EVALUATION]) / "manifest.json").unlink()
+    assert {FREE, EVALUATION} <= set(running(real_plan(made)))
 
 
 def test_freed_shards_are_made_again_with_the_stream_that_points_to_them(

@@ -26,6 +26,7 @@ from implicit_llm_workflow.results.job_states import (
     submitted_jobs,
 )
 from implicit_llm_workflow.results.missing import find_missing
+from implicit_llm_workflow.results.status import Snapshot, headline
 from implicit_llm_workflow.rules.snakemake_driver import DriverRunning, hold_lock
 from snakemake_executor_plugin_submitit import store
 from snakemake_executor_plugin_submitit.processes import start_ticks
@@ -149,6 +150,18 @@ def test_what_is_next_in_turn_of_a_driver_is_queued(plan: Plan) -> None:
     training = {"train/implicit-s1/unrolled", UNROLLED, "train/explicit-s0/explicit"}
     assert {key for key, state in states.items() if state == "queued"} == {*training, *TEST_SETS}
     assert look(plan, UNROLLED).state == "waiting"
+
+
+@pytest.mark.parametrize("command", ["gc", "accept"])
+def test_a_command_that_keeps_drivers_away_is_no_driver(plan: Plan, command: str) -> None:
+    with hold_lock(plan.driver_lock, command):
+        assert headline(Snapshot(plan, plan.nodes, (), 1)).endswith("no driver")
+        assert {job.state for job in observe(plan).values()} == {"waiting"}
+        with (
+            pytest.raises(DriverRunning, match=rf"\({command}: process {os.getpid()} on "),
+            hold_lock(plan.driver_lock),
+        ):
+            pass
 
 
 def test_a_result_that_is_only_not_published_waits_for_the_next_driver(plan: Plan) -> None:

@@ -16,8 +16,8 @@ class CheckpointConfig:
 
     `path`: a folder in the downloads folder or working directory, in the format of transformers, of the published
     implicit models, or of the original Mamba2 release. `hub`, `revision`: a model on the hub and its commit; null means
-    the newest commit, which the report shows as not pinned. `sha256`: the digests that files must have, by file name;
-    a pickle is read only if its digest is given here.
+    the newest commit, which the report shows as not pinned, like a branch or tag. `sha256`: the digests that files must
+    have, by file name; a pickle is read only if its digest is given here.
     """
 
     path: Annotated[Text | None, UNLESS_DEFAULT] = None

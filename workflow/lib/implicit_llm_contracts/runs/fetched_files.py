@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.errors import ConfigError, UserError
@@ -33,13 +33,15 @@ OTHER_MODEL_FILES = (  # fetched with config and weights, if the repository has 
     "generation_config.json",
 )
 TEXT_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".txt")
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}  # pyarrow's names by the suffix of a text file
 FETCH = "type `implicit-llm prefetch EXPERIMENT` where there is a network"
 
 
 def is_text(path: str) -> bool:
     """Return whether a file contains documents; a data set also has other files, such as a README."""
-    name = path.rpartition("/")[2].lower().removesuffix(".gz").removesuffix(".zst")
-    return name.endswith(TEXT_SUFFIXES) and not name.startswith(".")
+    name = PurePosixPath(path.lower())
+    inside = name.with_suffix("") if name.suffix in COMPRESSIONS else name
+    return inside.suffix in TEXT_SUFFIXES and not name.name.startswith(".")
 
 
 def words_of(path: str) -> set[str]:
@@ -124,13 +126,17 @@ def find_fetched(wanted: HubFiles, downloads: Path) -> Fetched | None:
         return None
     found = Fetched.read(record)
     revision = wanted.revision or found.revision
-    is_commit = revision is not None and len(revision) >= 7 and found.commit.startswith(revision)  # 7 digits suffice
-    if revision != found.revision and not is_commit:
+    if revision != found.revision and not is_pinned(revision, found.commit):
         has = f"revision {found.revision or 'main'} (commit {found.commit[:12]})"
         raise FetchedFilesError(f"{record}: {has} was fetched, the config names {wanted.revision}; {FETCH}")
     for line in found.changed_files(folder):
         raise FetchedFilesError(f"{line}; {FETCH}")
     return found
+
+
+def is_pinned(revision: str | None, commit: str) -> bool:
+    """Return whether the revision is this commit, or at least its first 7 digits; a branch or tag may move."""
+    return revision is not None and len(revision) >= 7 and commit.startswith(revision)
 
 
 def fetched_files(wanted: HubFiles, downloads: Path) -> list[Path] | None:

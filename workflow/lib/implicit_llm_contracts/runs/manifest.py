@@ -153,9 +153,12 @@ class Manifest:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the sha256 (hexadecimal) of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """Return the sha256 (hexadecimal) of a file. Raises: OSError, which names the file also if reading it failed."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def finite(value: Any) -> Any:

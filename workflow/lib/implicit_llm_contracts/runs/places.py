@@ -1,8 +1,10 @@
 """Find the project's own files, the downloads folder and files in it, and folders with tasks of lm-eval."""
 
 import glob
+import hashlib
+import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from implicit_llm_contracts.runs.manifest import sha256_of
@@ -50,6 +52,11 @@ def corpus_files(patterns: Iterable[str], downloads: Path) -> dict[str, Path]:
         for name, path in local_files(pattern, downloads):
             found.setdefault(path.resolve(), (name, path))
     return dict(found.values())
+
+
+def corpus_digest(digests: Mapping[str, str]) -> str:
+    """Return one digest of the files of a corpus from the digest of each file by name."""
+    return hashlib.sha256(json.dumps([*digests.items()]).encode()).hexdigest()
 
 
 def find_task_folder(name: str) -> Path | None:

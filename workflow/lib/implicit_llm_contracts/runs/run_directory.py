@@ -53,9 +53,10 @@ class ResultError(Exception):
 
 
 @contextmanager
-def locked(path: Path, busy: Callable[[str], UserError]) -> Iterator[None]:
+def locked(path: Path, busy: Callable[[str], UserError], command: str = "") -> Iterator[None]:
     """Hold a lock on the file `path`; the kernel releases the lock when the process ends for any reason.
 
+    The file names the process, after `command` if that is given.
     Raises: StorageError; if another process holds the lock, the error `busy(holder)`, where the holder is a text such
         as "process 7 on HOST".
     """
@@ -72,7 +73,7 @@ def locked(path: Path, busy: Callable[[str], UserError]) -> Iterator[None]:
     _held_locks.add(descriptor)
     try:
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{_this_process()}\n".encode(), 0)
+        os.pwrite(descriptor, f"{command}{_this_process()}\n".encode(), 0)
         yield
     finally:
         if descriptor in _held_locks:  # false in a forked child, which has closed the descriptor
@@ -227,11 +228,9 @@ def show_result(run_dir: Path, work: Path) -> None:
 
 
 def is_result_shown(run_dir: Path, work: Path) -> bool:
-    """Return whether the run directory has equal copies of the work folder's manifest and declared files.
-
-    A declared file whose name has no dot is not compared.
-    """
-    pairs = {path: run_dir / path.relative_to(work / DECLARED) for path in (work / DECLARED).rglob("*.*")}
+    """Return whether the run directory has equal copies of the work folder's manifest and declared files."""
+    files = filter(Path.is_file, (work / DECLARED).rglob("*"))
+    pairs = {path: run_dir / path.relative_to(work / DECLARED) for path in files}
     pairs[committed(work) or work / COMMIT] = run_dir / MANIFEST
     try:
         return all(source.read_bytes() == name.read_bytes() for source, name in pairs.items())

@@ -75,6 +75,7 @@ def run(context: StageContext) -> StageResult:
         **{f"{name}_documents": shard.documents[name] for name in (*shard.split.names, "empty")},
         "text_bytes": shard.text_bytes,
         "text_sha256": shard.text_digest.hexdigest(),
+        **({} if share.commit is None else {"commit": share.commit}),
     }
     return StageResult([*(file.path for file in files.values()), RECORD_NAME], summary)
 

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from implicit_llm_contracts.runs.atomic import new_file
 from implicit_llm_contracts.runs.manifest import FileRecord
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.shard_writer import HashedFile, write_index
-from implicit_llm_data.shards import TOKEN_TYPE, DatasetSpec, Index, open_dataset
+from implicit_llm_data.shards import TOKEN_TYPE, DatasetSpec, Index, open_dataset, rebuild_hint
 from implicit_llm_data.stages.token_shard import RECORD_NAME
 
 MERGED_NAME = "tokens.bin"
@@ -32,7 +32,7 @@ RAISE = {"train": "", "test": " or raise test_fraction", "validation": " or rais
 
 
 class StreamError(UserError):
-    """The shards do not form the requested stream."""
+    """The shards do not form the requested stream, or cannot be read."""
 
 
 def run(context: StageContext) -> StageResult:
@@ -123,8 +123,16 @@ def _merge(work: Path, parts: list[FileRecord], places: Sequence[Iterable[int]],
         merged = HashedFile(whole, MERGED_NAME)
         for part, starts in zip(parts, places, strict=True):
             faults.point("token_stream.before_part")
-            with (work / part.path).open("rb") as file:
-                for start in starts:
-                    file.seek(int(start))
-                    merged.write(file.read(size))
+            for piece in _pieces(Path(os.path.normpath(work / part.path)), starts, size):
+                merged.write(piece)
     return merged.record
+
+
+def _pieces(path: Path, starts: Iterable[int], size: int) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            for start in starts:
+                file.seek(int(start))
+                yield file.read(size)
+    except OSError as error:  # `new_file` would report it as an error of writing
+        raise StreamError(f"{path}: cannot be read ({error.strerror}); {rebuild_hint(path.parent)}") from error

@@ -5,11 +5,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from implicit_llm_contracts.config.text import Corpus
+from implicit_llm_contracts.config.text import Corpus, CorpusFiles
 from implicit_llm_contracts.config.values import BelowOne, Count, Seed, VocabSize
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.atomic import write_atomic
@@ -17,7 +17,7 @@ from implicit_llm_contracts.runs.fetched_files import FETCH, TOKENIZER_FILE, Hub
 from implicit_llm_contracts.runs.places import local_files
 from implicit_llm_contracts.runs.run_directory import DECLARED
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
-from implicit_llm_data.text.corpus import DocumentSplit, open_share
+from implicit_llm_data.text.corpus import DocumentSplit, open_share, require_planned_corpus
 
 
 class TokenizerError(UserError):
@@ -30,8 +30,9 @@ class TokenizerConfig:
 
     With "file", it is the tokenizer.json `file`, whose `sha256` is checked unless it is None. With "hub", it is that of
     the model `name` at `revision`. With "trained", it is trained on about `max_bytes` of the training documents of
-    `corpus`. corpus_sha256: a digest of the files of `corpus`, which only distinguishes identities. vocab_size: that of
-    the model, at least the tokenizer's number of ids; a trained tokenizer has this many ids, or fewer for a short text.
+    `corpus`; `corpus_sha256` is the digest of all its files when the job was planned, or None for another source.
+    vocab_size: that of the model, at least the tokenizer's number of ids; a trained tokenizer has this many ids, or
+    fewer for a short text.
     """
 
     source: Literal["file", "hub", "trained"]
@@ -63,18 +64,21 @@ def run(context: StageContext) -> StageResult:
     return StageResult(files, summary)
 
 
-def make_tokenizer(config: TokenizerConfig, downloads: Path) -> tuple[bytes, dict[str, int]]:
+def make_tokenizer(config: TokenizerConfig, downloads: Path) -> tuple[bytes, dict[str, Any]]:
     """Return the content of the configured tokenizer.json and the job's summary; `downloads` has the fetched files.
 
     Raises: TokenizerError, CorpusError, FetchedFilesError.
     """
+    wanted = HubFiles("tokenizer", config.name, config.revision)
+    fetched = find_fetched(wanted, downloads) if config.source == "hub" else None
     data = {"trained": _train, "hub": _from_hub, "file": _from_file}[config.source](config, downloads)
     tokenizer = load_tokenizer(data, config.file or config.name or "the trained tokenizer")
     end_of_text_id = tokenizer.token_to_id(config.end_of_text)
     if end_of_text_id is None:
         raise TokenizerError(f"end_of_text: the tokenizer has no token '{config.end_of_text}'; name one that it has")
     num_ids = require_ids_below(tokenizer, config.vocab_size)
-    return data, {"num_ids": num_ids, "vocab_size": config.vocab_size, "end_of_text_id": end_of_text_id}
+    summary = {"num_ids": num_ids, "vocab_size": config.vocab_size, "end_of_text_id": end_of_text_id}
+    return data, summary if fetched is None else {**summary, "commit": fetched.commit}
 
 
 def load_tokenizer(data: bytes, where: str) -> Tokenizer:
@@ -121,12 +125,10 @@ def _from_file(config: TokenizerConfig, downloads: Path) -> bytes:
 
 
 def _from_hub(config: TokenizerConfig, downloads: Path) -> bytes:
-    """Return the tokenizer.json in the folder of fetched files. Raises: TokenizerError, FetchedFilesError."""
-    wanted = HubFiles("tokenizer", config.name, config.revision)
-    path = wanted.folder(downloads) / TOKENIZER_FILE
+    """Return the tokenizer.json in the folder of fetched files. Raises: TokenizerError."""
+    path = HubFiles("tokenizer", config.name, config.revision).folder(downloads) / TOKENIZER_FILE
     if not path.is_file():
         raise TokenizerError(f"tokenizer.name: '{config.name}' has not been fetched to {path.parent}; {FETCH}")
-    find_fetched(wanted, downloads)  # raises errors for incomplete files
     return path.read_bytes()
 
 
@@ -151,6 +153,8 @@ def _train(config: TokenizerConfig, downloads: Path) -> bytes:
 
 def _training_texts(config: TokenizerConfig, downloads: Path) -> Iterator[str]:
     assert config.corpus is not None
+    if isinstance(config.corpus, CorpusFiles) and config.corpus_sha256 is not None:
+        require_planned_corpus(config.corpus, config.corpus_sha256, downloads)
     split, num_bytes = DocumentSplit(config.test_fraction, config.seed, config.validation_fraction), 0
     for document in open_share(config.corpus, downloads).documents():
         if split.of(document.split_key) == "train":

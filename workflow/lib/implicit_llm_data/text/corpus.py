@@ -26,9 +26,17 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 
 from implicit_llm_contracts.config.text import Corpus, CorpusFiles, HubCorpus, LibraryCorpus
 from implicit_llm_contracts.errors import UserError
-from implicit_llm_contracts.runs.fetched_files import FETCH, HubFiles, fetched_files, is_text, words_of
+from implicit_llm_contracts.runs.fetched_files import (
+    COMPRESSIONS,
+    FETCH,
+    HubFiles,
+    fetched_files,
+    find_fetched,
+    is_text,
+    words_of,
+)
 from implicit_llm_contracts.runs.manifest import sha256_of
-from implicit_llm_contracts.runs.places import corpus_files, local_files
+from implicit_llm_contracts.runs.places import corpus_digest, corpus_files, local_files
 
 # A document needs several times its size in memory, because of its copies and tokens. With documents of at most this
 # size (about a hundred long novels), a job needs less than 2 GiB.
@@ -117,10 +125,14 @@ class DocumentSplit:
 
 @dataclass(frozen=True)
 class CorpusShare:
-    """The files of one shard; `listing`: a summary of all files of the corpus, which must be equal for all shards."""
+    """The files of one shard.
+
+    listing: a summary of all files of the corpus, which must be equal for all shards. commit: that of fetched files.
+    """
 
     files: Sequence[CorpusFile]
     listing: dict[str, Any]
+    commit: str | None = None
 
     @property
     def size(self) -> int:
@@ -141,7 +153,7 @@ def open_share(config: Corpus, downloads: Path, shard: int = 0, num_shards: int 
 
     Raises: CorpusError for missing files, a file of an unknown kind, or fewer files than shards; FetchedFilesError.
     """
-    limit = config.max_document_bytes or MAX_DOCUMENT_BYTES
+    limit, commit = config.max_document_bytes or MAX_DOCUMENT_BYTES, None
     match config:
         case LibraryCorpus():
             files = library_files(TextFormat("text", limit))
@@ -150,6 +162,7 @@ def open_share(config: Corpus, downloads: Path, shard: int = 0, num_shards: int 
         case HubCorpus():
             wanted = HubFiles("dataset", config.dataset, config.revision, config.split)
             files = hub_files(wanted, downloads, TextFormat(config.field, limit))
+            commit = None if (found := find_fetched(wanted, downloads)) is None else found.commit
     if num_shards > len(files):
         raise CorpusError(
             f"num_shards: {num_shards} shards are more than the corpus has files, {len(files)}; "
@@ -157,7 +170,7 @@ def open_share(config: Corpus, downloads: Path, shard: int = 0, num_shards: int 
         )
     names_and_sizes = json.dumps([[file.name, file.size] for file in files])
     listing = {"num_files": len(files), "sha256": hashlib.sha256(names_and_sizes.encode("ascii")).hexdigest()}
-    return CorpusShare(files[shard::num_shards], listing)
+    return CorpusShare(files[shard::num_shards], listing, commit)
 
 
 def hub_files(wanted: HubFiles, downloads: Path, text_format: TextFormat) -> list[CorpusFile]:
@@ -202,6 +215,13 @@ def require_planned_files(config: CorpusFiles, share: CorpusShare, digests: Mapp
     for name in sorted(names ^ digests.keys()):  # an added or removed file moves others to other shards
         change = "was not among" if name in names else "is no longer among"
         raise CorpusError(f"files: {name} {change} this job's files, as they were planned; plan it again")
+
+
+def require_planned_corpus(config: CorpusFiles, digest: str, downloads: Path) -> None:
+    """Raise CorpusError unless `digest` is the digest of all files of the corpus."""
+    paths = corpus_files(config.files, downloads)
+    if corpus_digest({name: sha256_of(path) for name, path in paths.items()}) != digest:
+        raise CorpusError(f"files: {', '.join(config.files)} have changed since this job was planned; plan it again")
 
 
 # The documentation and sources of the running Python's standard library are a corpus that every machine has. They are
@@ -287,20 +307,23 @@ def _read(reader: Reader, path: Path, text_format: TextFormat) -> Iterator[Docum
         raise CorpusError(f"{path}: cannot be read ({reason}); check or fetch it again") from error
 
 
-def checked(text: object, where: str, text_format: TextFormat, position: int, group: str | None = None) -> Document:
+def checked(text: object, where: str, text_format: TextFormat, position: int, *group: object) -> Document:
     """Return `text` as a document. Raises: CorpusError if it is no string, not valid Unicode, or too long.
 
-    The group must be valid Unicode too.
+    The group, which is the value of the field `split_by`, must not be null and must be valid Unicode too.
     """
     if not isinstance(text, str):
         raise CorpusError(f"{where}: '{text_format.field}' is no text but {type(text).__name__}; repair or remove it")
+    if None in group:
+        raise CorpusError(f"{where}: '{text_format.split_by}' is null; repair or remove it")
+    names = [*map(str, group)]
     try:
-        utf8, _ = text.encode("utf-8"), (group or "").encode("utf-8")
+        utf8, _ = text.encode("utf-8"), "".join(names).encode("utf-8")
     except UnicodeEncodeError as error:  # JSON can contain half of a surrogate pair
         raise CorpusError(f"{where}: character {error.start} is half a character; repair or remove it") from error
     if len(utf8) > text_format.max_document_bytes:
         raise too_long(where, text_format)
-    return Document(text, utf8, position, group)
+    return Document(text, utf8, position, *names)
 
 
 def too_long(where: str, text_format: TextFormat) -> CorpusError:
@@ -320,7 +343,7 @@ def _read_lines(path: Path, text_format: TextFormat) -> Iterator[Document]:
             if line.isspace():
                 continue
             text, *group = _fields_of(line, where, text_format.fields)
-            yield checked(text, where, text_format, raw.tell(), *map(str, group))
+            yield checked(text, where, text_format, raw.tell(), *group)
 
 
 def _fields_of(line: bytes, where: str, fields: dict[str, str]) -> list[object]:
@@ -372,7 +395,7 @@ def _read_parquet(path: Path, text_format: TextFormat) -> Iterator[Document]:
                     number += 1
                     text, *group = (value.as_py() for value in values)
                     place = size * number // num_rows
-                    yield checked(text, f"{path}: row {number}", text_format, place, *map(str, group))
+                    yield checked(text, f"{path}: row {number}", text_format, place, *group)
     except UnicodeDecodeError as error:
         raise CorpusError(f"{path}: row {number}: invalid UTF-8; repair or remove the row") from error
     except pyarrow.ArrowException as error:
@@ -398,7 +421,6 @@ def _opened(path: Path) -> Iterator[tuple[io.BufferedIOBase, BinaryIO]]:
             yield file, raw
 
 
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 READERS: dict[str, Reader] = {
     ".jsonl": _read_lines,
     ".ndjson": _read_lines,

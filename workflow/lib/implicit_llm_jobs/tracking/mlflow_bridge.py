@@ -218,11 +218,11 @@ class Bridge:
         faults.point("tracker.after_log")
 
     def _bring_products(self) -> None:
-        """Log a finished run's model with its summary metrics, and the tags that depend on the result."""
+        """Log a finished run's model, its summary metrics and the tags that depend on the result."""
         self._log_config({}, self._tags())
         model_id, summary = self._find_or_create_model(), self._trajectory.summary
-        if model_id is not None and summary is not None:
-            self._log_points([summary], model_id)
+        if summary is not None and summary.values:
+            self._log_points([summary], model_id or self._given_model())
         self._save(model_id=model_id or "")
 
     def _find_or_create_model(self) -> str | None:
@@ -367,27 +367,20 @@ class Trajectory:
 
     def __init__(self) -> None:
         self._known: dict[int, set[str]] = {}
-        self.summary: Point | None = None  # the new metrics of the last `stage_finished` that had any
+        self.summary: Point | None = None  # that of the last `stage_finished`; an earlier one was not committed
 
     def take(self, record: Mapping[str, Any]) -> Point | None:
-        """Return the new metrics of a record, or None if it has none."""
-        if (point := _point(record)) is None:
+        """Return the new metrics of a record, or None if it has none; the summary is no part of them."""
+        if record.get("name") == "stage_finished":
+            numbers = _summary_numbers(record.get("summary") or {})
+            self.summary = Point(0, record["time"], {f"{SUMMARY}/{key}": value for key, value in numbers.items()})
+        if record["kind"] != "metrics":
             return None
+        point = point_of(record)
         known = self._known.setdefault(point.step, set())
         new = replace(point, values={key: value for key, value in point.values.items() if key not in known})
         known.update(new.values)
-        if record["kind"] == "event" and new.values:
-            self.summary = new
         return new if new.values else None
-
-
-def _point(record: Mapping[str, Any]) -> Point | None:
-    if record["kind"] == "metrics":
-        return point_of(record)
-    if record.get("name") == "stage_finished":
-        numbers = _summary_numbers(record.get("summary") or {})
-        return Point(0, record["time"], {f"{SUMMARY}/{key}": value for key, value in numbers.items()})
-    return None
 
 
 def _summary_numbers(summary: Mapping[str, Any]) -> dict[str, float]:

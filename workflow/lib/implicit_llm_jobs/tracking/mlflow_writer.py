@@ -31,6 +31,7 @@ INTERVAL_S = 5.0
 WAIT_S = 30.0  # for the store, at the end of a stage
 STOP_WAIT_S = 5.0  # after a stop request, because the remaining time may be short
 LONG_DATA = "token_shard"  # the only kind of data set that takes hours and logs points while it runs
+WITHOUT_POINTS = ("data", "checkpoint", "report", "excerpt")  # stages
 
 
 class MlflowWriter:
@@ -81,7 +82,7 @@ def open_run(run: TrackedRun) -> MlflowWriter:
     It continues the MLflow run of an earlier attempt, if there is one. It writes nothing if MLflow is not installed, or
     if the run logs no points before its end and a call of Snakemake started it; this call writes the run at its end.
     """
-    has_points = run.stage not in ("data", "report") or run.config.get("kind") == LONG_DATA
+    has_points = run.stage not in WITHOUT_POINTS or run.config.get("kind") == LONG_DATA
     if not has_points and current_invocation() is not None:
         return MlflowWriter(None)
     prepare_environment()

@@ -355,7 +355,7 @@ def accept(
     plan, targets = options.choose(words, config, results, must_name="implicit-llm accept EXPERIMENT TARGET")
     if not targets:
         raise options.OptionError(f"the results are missing; type `implicit-llm accept {plan.argument} TARGET`")
-    with hold_lock(plan.driver_lock):
+    with hold_lock(plan.driver_lock, "accept"):
         chosen = chosen_jobs(plan, targets)
         if revoke or forced:
             for key in take_back(plan, chosen) if revoke else take_back_forced(plan, chosen):
@@ -440,7 +440,7 @@ def gc(
             "--payload: goes with jobs, and jobs with --payload; "
             f"type `implicit-llm gc {plan.argument} TARGET --payload`"
         )
-    with hold_lock(plan.driver_lock) if payload or remove else nullcontext():
+    with hold_lock(plan.driver_lock, "gc") if payload or remove else nullcontext():
         if payload:
             costs, freed = estimates.CostModel(plan), garbage.freeable(plan, targets)
             for key in freed:

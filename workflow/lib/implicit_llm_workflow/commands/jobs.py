@@ -120,17 +120,20 @@ def run_job(
     module = importlib.import_module(name)
     run = kinds.function(stage, config.get("kind", "")) or module.run
 
+    # A finished result is only shown again; it may have been accepted although its code changed.
+    was_done = is_done(work_directory(run_dir, wanted.fingerprint))
+
     def check_code() -> None:
         require_submitted_code(name, wanted.code, f"{stage}/{wanted.name}", tuple(kinds.plugins))
 
     def body(context: StageContext) -> StageResult:
-        check_code()
+        if was_done:  # a file of the result is damaged, so it is made again
+            check_code()
         return run(context)
 
     reads = _reads_of_evaluation if stage == "evaluate" else getattr(module, "reads_of_inputs", None)
     request = StageRequest(run_dir, wanted, inputs, runtime, log, reads=reads)
-    # A finished result is only shown again; it may have been accepted although its code changed.
-    if not is_done(work_directory(run_dir, wanted.fingerprint)):
+    if not was_done:
         check_code()
     run_stage(request, body)
 

@@ -253,12 +253,15 @@ def require_submitted_code(module: str, code: str, name: str, plugins: tuple[str
     """Import all modules behind the digest of the stage's module, then check that `code` is the digest for some model.
 
     The imports come first and include those inside functions, so that an edit after the check cannot reach the process.
+    The files are read again after them, so that the check sees an edit before an import.
     Raises: CodeChanged, before the job has started any work.
     """
     for source in job_sources(JobCode(module, plugins=plugins)):
         if source not in sys.modules:
             with suppress(Exception):  # a module that cannot be loaded, such as kernels for another device, cannot run
                 importlib.import_module(source)
+    _library.cache_clear()
+    job_digest.cache_clear()
     models = [{"model_type": family, "is_implicit": it} for family in (None, *OF_FAMILY) for it in (True, False)]
     if code not in (job_digest(JobCode(module, _left_out(model), plugins)) for model in models):
         raise CodeChanged(

@@ -1,7 +1,5 @@
 """Turn an experiment into its jobs: the nodes, the inputs of each node, and the contents of the report."""
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import Any
 from implicit_llm_contracts.config.fill import as_config
 from implicit_llm_contracts.config.tasks import WORD_PROBLEM
 from implicit_llm_contracts.plugins import PLUGINS, Plugin
-from implicit_llm_contracts.runs.places import downloads_folder, local_files, local_folder
+from implicit_llm_contracts.runs.places import corpus_digest, downloads_folder, local_files, local_folder
 from implicit_llm_report.config import VALIDATION, VALIDATION_KINDS
 from implicit_llm_report.registry import Entry, figures_with, registry
 from implicit_llm_workflow.experiment_files.data_sets import LanguageModel, WordProblem
@@ -48,7 +46,7 @@ class _Files:
 
     digests: FileDigests | None
     recorded: Callable[[Node], Mapping[str, Any]]
-    corpora: dict[tuple[str, ...], list[tuple[str, str]]] = field(default_factory=dict)
+    corpora: dict[tuple[str, ...], dict[str, str]] = field(default_factory=dict)
 
     def added_to(self, node: Node) -> Node:
         """Return the node with the sha256 of the files that its job reads; without such files, return it unchanged.
@@ -82,14 +80,14 @@ class _Files:
         """Return one digest of all files of the corpus and, for a shard, the digests of its own files by name."""
         patterns = tuple(node.config["corpus"]["files"])
         if patterns not in self.corpora:
-            self.corpora[patterns] = [*self.digests.of_corpus(patterns).items()] if self.digests else []
+            self.corpora[patterns] = self.digests.of_corpus(patterns) if self.digests else {}
         files = self.corpora[patterns]
         if not files:
             before = self.recorded(node) if self.digests else {}
             return {key: before[key] for key in ("corpus_sha256", "file_sha256") if key in before}
-        found: dict[str, Any] = {"corpus_sha256": hashlib.sha256(json.dumps(files).encode()).hexdigest()}
+        found: dict[str, Any] = {"corpus_sha256": corpus_digest(files)}
         if "shard" in node.config:
-            found["file_sha256"] = dict(files[node.config["shard"] :: node.config["num_shards"]])
+            found["file_sha256"] = dict([*files.items()][node.config["shard"] :: node.config["num_shards"]])
         return found
 
 

@@ -11,7 +11,7 @@ from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest
-from implicit_llm_contracts.runs.run_directory import AGAIN, COMMIT
+from implicit_llm_contracts.runs.run_directory import AGAIN, COMMIT, FREED
 from implicit_llm_workflow.planning.code_digest import changes_since
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import ACCEPTED, Acceptance, difference_of, with_code_of
@@ -93,7 +93,8 @@ def take_back_forced(plan: Plan, chosen: dict[str, bool]) -> list[str]:
     if not found:
         raise NotAcceptable(f"{', '.join(chosen)}: nothing was forced; `{plan.list_command}` shows what was")
     for work in found.values():
-        write_atomic(work / MANIFEST, (work / COMMIT).read_bytes())
+        if not (work / FREED).exists():  # without the manifest, a job that needs the freed files makes them again
+            write_atomic(work / MANIFEST, (work / COMMIT).read_bytes())
         (work / AGAIN).unlink()
     return list(found)
 

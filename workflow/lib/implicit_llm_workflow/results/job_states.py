@@ -206,6 +206,7 @@ def failed_preflights(plan: Plan) -> list[FailedPreflight]:
 def holder_of(path: Path) -> Holder | None:
     """Return the holder that a lock file names as "process 123 on HOST in Slurm job 7", or None if it names none.
 
+    A command such as `gc`, which is named before its process, is none.
     This does not try to acquire the lock, which would block a job that starts at the same time.
     """
     try:

@@ -41,9 +41,9 @@ class Snapshot:
     """The state of the jobs of `keys` at one time.
 
     `stages`: the number of jobs in each state, by stage. `targets`: the keys of the jobs that the user named; empty for
-    the whole experiment. `lines`: the number of log lines to show for a failed job or preflight. `driver`: the process
-    that holds the driver's lock or held it last, which may also be `gc` or `accept`; None if none did.
-    `is_driven`: whether this process is alive. `failed_preflights`: empty if it is.
+    the whole experiment. `lines`: the number of log lines to show for a failed job or preflight. `driver`: the driver
+    that holds the lock of the experiment or held it last; None if there was none, or if `gc` or `accept` came after it.
+    `failed_preflights`: empty while this process is alive.
     """
 
     def __init__(self, plan: Plan, keys: Iterable[str], targets: Sequence[str], lines: int) -> None:

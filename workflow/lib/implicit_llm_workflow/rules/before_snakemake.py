@@ -50,8 +50,17 @@ def errors_in_one_line(say: Callable[[str], object]) -> Iterator[None]:
 
 
 def check_config_files() -> None:
-    """Read the files of `--configfile`, or else the default experiment, to report errors in one line."""
+    """Read the files of `--configfile`, or else the default experiment, to report errors in one line.
+
+    A word of `--config` without a value is refused too, for which Snakemake would print a traceback.
+    """
     with errors_in_one_line(_say):
+        for word in command_line().config or ():
+            if "=" not in word:
+                raise ConfigError(
+                    f"command line: --config: {word} has no value; type --config KEY=VALUE, or --configfile FILE for "
+                    "an experiment, with targets before it"
+                )
         for path in command_line().configfile or [experiment_path(DEFAULT_EXPERIMENT)]:
             if not path.is_file():
                 raise ConfigError(

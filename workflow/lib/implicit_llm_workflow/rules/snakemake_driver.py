@@ -342,8 +342,8 @@ def report(what: str, jobs: dict[str, str], plan: Plan, say: Callable[[str], Non
         say(f"{what}: {len(jobs) - SHOWN} more; `{plan.list_command}` lists them")
 
 
-def hold_lock(path: Path) -> AbstractContextManager[None]:
-    """Return a context that holds the lock file `path` of an experiment.
+def hold_lock(path: Path, command: str = "") -> AbstractContextManager[None]:
+    """Return a context that holds the lock file `path` of an experiment; a `command` such as "gc" is no driver.
 
     Snakemake's own lock outlives a killed driver and must be removed manually, so the profiles disable it. The
     context raises DriverRunning if another process holds the lock.
@@ -354,6 +354,7 @@ def hold_lock(path: Path) -> AbstractContextManager[None]:
             f"{path}: another snakemake, `implicit-llm gc` or `accept` ({holder}) works on this experiment; "
             "wait for it or stop it"
         ),
+        f"{command}: " if command else "",
     )
 
 

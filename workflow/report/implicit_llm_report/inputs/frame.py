@@ -185,7 +185,7 @@ def frame_of(
     language = [record for kind in LANGUAGE_KINDS for record in records.get(kind, ())]
     models = {str(r["run"]): (family_of(r.get("model_type")), r.get("num_parameters")) for r in language}
     titles, rows, metrics = model_titles(models), [], metrics_of(kinds)
-    validated = {_of_training(one): one.get("loss") for one in records.get(VALIDATION_KINDS[PERPLEXITY], ())}
+    validated = _validation_losses(records.get(VALIDATION_KINDS[PERPLEXITY], ()))
     for kind, mine in records.items():
         derived = _Derived(kind, [record for record in mine if not record.get("sweep")], training, names or {})
         for number, record in enumerate(mine):
@@ -340,6 +340,13 @@ def _is_harder(record: Mapping[str, Any]) -> bool | None:
     """Return whether the test's largest share of hard tokens exceeds that of training; None if either is unknown."""
     hard, trained = (_hashable(record.get(key)) for key in ("hard_fraction", "train_hard_fraction"))
     return None if hard is None or trained is None else max(shares_of(hard)) > max(shares_of(trained))
+
+
+def _validation_losses(records: Sequence[Mapping[str, Any]]) -> dict[tuple, float | None]:
+    """Return the loss of each trained model on validation text, in its first mode at the shortest length."""
+    plain = [record for record in records if not record.get("sweep")]
+    first = sorted(plain, key=lambda record: (mode_rank(record), record.get("length") or 0))
+    return {_of_training(record): record.get("loss") for record in reversed(first)}
 
 
 def _of_training(record: Mapping[str, Any]) -> tuple:

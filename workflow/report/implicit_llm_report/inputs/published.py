@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from implicit_llm_report.config import FOLDER, read_yaml
+from implicit_llm_contracts.hints import nearest
+from implicit_llm_report.config import FOLDER, ReportError, read_yaml
 from implicit_llm_report.inputs.frame import METRIC_WORDS, Group, is_close, kind_of, short_count
 from implicit_llm_report.inputs.suites import load_suites
 
@@ -91,6 +92,8 @@ class PublishedEntry:
     def __post_init__(self) -> None:
         if (self.value is None and not self.values) != (self.mark == NOT_KNOWN):
             raise ValueError(f"{self.id}: the mark {NOT_KNOWN} goes with the value null, and no other mark does")
+        if self.solver is not None and self.solver.keys() != {"max_iter", "phantom_steps"}:
+            raise ValueError(f"{self.id}: solver: give max_iter and phantom_steps, and nothing else")
 
     def is_beside(self, cell: Group) -> bool:
         """Return whether the entry has the kind, task, training corpus and COMPARED conditions of our number.
@@ -121,6 +124,8 @@ class PublishedEntry:
 def _words(entry: PublishedEntry) -> str:
     """Return a description of an entry for a word problem or a perplexity, which serves as its `what`."""
     if entry.kind == "word_problem":
+        if entry.metric not in METRIC_WORDS:
+            raise ReportError(f"{entry.id}: there is no metric {entry.metric!r}; {nearest(entry.metric, METRIC_WORDS)}")
         task = entry.group if entry.monoid == "none" else f"{entry.group} × {entry.monoid}"
         trained = f"{entry.train_length} with {100 * (entry.train_hard_fraction or 0):g} % hard"
         tested = f"{entry.length} with {100 * (entry.hard_fraction or 0):g} % hard"
@@ -167,7 +172,10 @@ def load_published(path: Path = FOLDER / "inputs/published.yaml") -> Published:
     Raises: UserError, which names file and key.
     """
     published = read_yaml(path, Published)
-    placed: dict[str, Any] = {name: _placed(name, getattr(published, name)) for name in PARTS}
+    try:
+        placed: dict[str, Any] = {name: _placed(name, getattr(published, name)) for name in PARTS}
+    except ReportError as error:
+        raise ReportError(f"{path}: {error}") from error
     return replace(published, **placed)
 
 
@@ -186,10 +194,13 @@ def _placed(name: str, entries: tuple[PublishedEntry, ...]) -> tuple[PublishedEn
 
 
 def _split(row: PublishedEntry) -> list[PublishedEntry]:
-    """Return an entry for each number in a row of a downstream table. Raises: KeyError for an unknown column label."""
+    """Return an entry for each number in a row of a downstream table. Raises: ReportError for an unknown column."""
     columns = {
         column.label: column for suite in load_suites() if suite.name == row.suite for column in suite.all_columns
     }
+    for label in row.values.keys() - columns.keys():
+        hint = nearest(label, columns) if columns else "there is no such suite in inputs/downstream.yaml"
+        raise ReportError(f"{row.id}: suite {row.suite} has no column {label!r}; {hint}")
     return [
         replace(row, id=f"{row.id}-{label.lower().replace(' ', '-')}", value=value, what=f"{_model(row)}: {label}",
                 task=columns[label].task, metric=columns[label].metric)
