@@ -140,6 +140,7 @@ def test_of_a_job_that_stopped_on_sigterm_slurm_says_why(
     assert Slurm("PENDING").end(job, 1000) is None  # requeued by Slurm
     failure = failed(job, state)
     assert (failure.failure_class, failure.exit_code, failure.nodes) == (kind, exit_code, "node3")
+    assert job.files.end(1) == failure
     assert f"class {kind}, Slurm state {state}, exit code {exit_code}, on node3" in message(job, failure)
 
 

@@ -23,6 +23,7 @@ from snakemake_executor_plugin_submitit import processes
 from snakemake_executor_plugin_submitit.processes import Relay, sentinel
 from snakemake_executor_plugin_submitit.step import JobStep, job_id
 from snakemake_executor_plugin_submitit.store import (
+    End,
     JobFiles,
     Record,
     add_attempt,
@@ -295,6 +296,20 @@ def test_a_checkpoint_is_waited_for_although_the_shell_has_died(tmp_path: Path) 
     in_background(step, to_shell, signal.SIGTERM)
     assert (tmp_path / "got").exists()
     assert read_json(step.files.outcome(1))["failure_class"] == "preempted"
+
+
+def test_a_cancelled_job_stays_cancelled_when_it_has_stopped(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(HANDLES.format(before="").replace("SIGUSR2", "SIGTERM"))
+    step = make_step(tmp_path, f"{sys.executable} train.py")
+
+    def is_cancelled() -> bool:
+        if (tmp_path / "handler-is-there").exists():
+            write_json(step.files.outcome(1), End("cancelled")._asdict())
+        return step.files.outcome(1).exists()
+
+    in_background(step, is_cancelled, signal.SIGTERM)
+    assert (tmp_path / "got").exists()
+    assert step.files.end(1) == End("cancelled")
 
 
 def test_a_local_job_inside_an_allocation_has_its_own_id(monkeypatch: pytest.MonkeyPatch) -> None:

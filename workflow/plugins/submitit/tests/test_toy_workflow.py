@@ -91,6 +91,58 @@ def test_a_folder_that_fills_up_while_jobs_run_does_not_end_the_driver(on_this_m
     assert (project.path / "trained.txt").exists()
 
 
+DEAF = """
+rule deaf:
+    output: "deaf.txt"
+    resources: runtime=5
+    shell: "trap '' TERM; touch deaf; while true; do sleep 1; done"
+"""
+DIES = """
+rule fails:
+    output: "never.txt"
+    resources: runtime=5
+    shell: "until grep 'exit_code.: 0' .snakemake/submitit/jobs/small-*/outcome-1.json; do sleep 0.1; done; exit 1"
+
+import os, sys, time
+from snakemake.jobs import Job
+
+async def die(job, **options):
+    while "class bug" not in open("driver-0.log").read():
+        time.sleep(0.1)
+    os.kill(os.getpid(), 9)
+
+if config.get("dies") and "--mode" not in sys.argv:
+    Job.postprocess = die
+"""
+
+
+def test_the_record_of_a_finished_job_is_open_if_the_driver_dies_before_it_has_saved_the_end(
+    on_this_machine: ToyProject,
+) -> None:
+    """The driver dies where it would save the first of the two ends, when both have been reported to it."""
+    project = on_this_machine
+    with open(project.path / "Snakefile", "a") as snakefile:
+        snakefile.write(DIES)
+    project.run("small/0.txt", "never.txt", dies=True, code=-signal.SIGKILL)
+    assert (project.outcome("small")["failure_class"], project.record("small")["is_open"]) == (None, True)
+    project.run("small/0.txt", "--force")
+    assert not project.record("small")["is_open"]
+
+
+@pytest.mark.slow
+def test_after_ctrl_c_no_local_job_is_started_again_while_another_one_stops(on_this_machine: ToyProject) -> None:
+    """The one ends at once, with a checkpoint; the other has to be killed."""
+    project = on_this_machine
+    with open(project.path / "Snakefile", "a") as snakefile:
+        snakefile.write(DEAF)
+    project.start_until(1, "trained.txt", "deaf.txt", steps=500)
+    project.wait_until((project.path / "deaf").exists)
+    os.kill(project.drivers[-1].pid, signal.SIGINT)
+    assert "Submitted again" not in project.finish(code=1)
+    assert len(project.starts()) == 1
+    assert {project.outcome(rule)["failure_class"] for rule in ("train", "deaf")} == {"cancelled"}
+
+
 ODD = """
 rule odd:
     output: "odd/{i}.txt"

@@ -72,11 +72,11 @@ class Monitor:
         end = job.files.end(job.record.number)
         if end and not (end.is_provisional and state in SLURM_CLASSES):
             return end
-        return failure_of(job, state, end.exit_code) if end else recorded(job, failure_of(job, state, None))
+        return recorded(job, failure_of(job, state, end.exit_code if end else None))
 
 
 def recorded(job: Job, end: End) -> End:
-    """Write how the job ended, because it could not do so itself, and return it.
+    """Write how the job ended, because it did not know or could not write it, and return it.
 
     Other programs have only this file: they do not ask Slurm about a job that was reported to Snakemake.
     """

@@ -104,7 +104,8 @@ class JobStep:
                 return
             except (OSError, subprocess.SubprocessError) as error:
                 outcome = _outcome(end, "preempted", f"could not be requeued: {error}")
-        write_json(self.files.outcome(self.record.number), outcome._asdict())
+        if not (outcome.is_provisional and self.files.end(self.record.number)):  # the driver has recorded its scancel
+            write_json(self.files.outcome(self.record.number), outcome._asdict())
 
     def checkpoint(self) -> object:
         """Return this step, which submitit runs after a requeue; the job's own files have its progress."""
