@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from snakemake_executor_plugin_submitit import processes
+from snakemake_executor_plugin_submitit import step as step_module
 from snakemake_executor_plugin_submitit.processes import Relay, sentinel
 from snakemake_executor_plugin_submitit.step import JobStep, job_id
 from snakemake_executor_plugin_submitit.store import (
@@ -269,6 +270,34 @@ def test_a_status_file_keeps_its_progress_not_its_failure(tmp_path: Path) -> Non
     write_json(step.files.status, {"progress": 4, "failure_class": "bug", "message": "of the attempt before"})
     assert run(step)["failure_class"] is None
     assert json.loads((tmp_path / "job" / "output.log").read_text()) == {"progress": 4}
+
+
+@pytest.mark.usefixtures("requeues")
+@pytest.mark.parametrize(("late", "is_time_limit"), [("handler-is-there", True), ("got", False)])
+def test_a_signal_is_one_of_the_time_limit_if_it_came_when_that_was_near_however_long_the_checkpoint_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: str, is_time_limit: bool
+) -> None:
+    """The clock goes forward by almost an hour, the time limit, when there is the file `late`."""
+    clock = SimpleNamespace(sleep=time.sleep, monotonic=lambda: time.monotonic() + 3590 * (tmp_path / late).exists())
+    for module in (processes, step_module):
+        monkeypatch.setattr(module, "time", clock)
+    (tmp_path / "train.py").write_text(HANDLES.format(before=""))
+    step = make_step(tmp_path, f"{sys.executable} train.py")
+    with pytest.raises(Requeued):
+        in_background(step, (tmp_path / "handler-is-there").exists, signal.SIGUSR2)
+    (attempt,) = read_attempts(step.files.attempts)
+    assert (attempt["asked"], attempt["is_time_limit"]) == ("SIGUSR2", is_time_limit)
+
+
+def test_an_attempt_is_read_although_a_crash_truncated_the_line_before_it(tmp_path: Path) -> None:
+    path = tmp_path / "attempts.jsonl"
+    add_attempt(path, "start", submission=1)
+    path.write_bytes(path.read_bytes() + b'{"event": "en')
+    add_attempt(path, "start", submission=2)
+    add_attempt(path, "end", exit_code=0)
+    first, second = read_attempts(path)
+    assert (first["submission"], second["submission"], second["exit_code"]) == (1, 2, 0)
+    assert "exit_code" not in first
 
 
 @pytest.mark.usefixtures("requeues")

@@ -291,15 +291,35 @@ def test_long_jobs_start_by_srun_where_slurm_signals_its_steps_first(slurm: Slur
 
 def test_local_jobs_get_gpus_of_their_own(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3,5")
-    assert visible_gpus() == [2, 3, 5]
     one = slurm.driver(cluster="local")
     monkeypatch.setattr(submission, "start_locally", lambda *given: SimpleNamespace(pid=os.getpid()))
     jobs = [
         dispatch(one, job(output=[f"{index}"], resources={"gpus": count}))[0][0]
         for index, count in enumerate((2, 1, 1))
     ]
-    assert [tracked.record.gpus for tracked in jobs] == [[2, 3], [5], [2]]  # the last one is shared
-    assert one.submit_again(jobs[1], "lost", "").record.gpus == [5]
+    assert [tracked.record.gpus for tracked in jobs] == [["2", "3"], ["5"], ["2"]]  # the last one is shared
+    assert one.submit_again(jobs[1], "lost", "").record.gpus == ["5"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus"),
+    [
+        ("2, 3,5", ["2", "3", "5"]),
+        ("GPU-8932f937-d72c,MIG-GPU-8932f937/1/2,MIG-41b9", ["GPU-8932f937-d72c", "MIG-GPU-8932f937/1/2", "MIG-41b9"]),
+        ("1,-1,0", ["1"]),  # CUDA ignores what comes after a name that it does not know
+        ("-1", []),
+        ("NoDevFiles", []),  # by Slurm, for jobs without GPUs
+        ("", []),
+    ],
+)
+def test_the_gpus_of_this_machine_are_those_that_cuda_would_use(
+    slurm: Slurm, monkeypatch: pytest.MonkeyPatch, visible: str, gpus: list[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert visible_gpus() == gpus
+    monkeypatch.setattr(submission, "start_locally", lambda *given: SimpleNamespace(pid=os.getpid()))
+    (tracked,), _ = dispatch(slurm.driver(cluster="local"), job(resources={"gpus": 3}))
+    assert tracked.record.gpus == gpus
 
 
 def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,7 +165,7 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
         if oom_kills() > kills and code == 137:
             killed = {"failure_class": "oom", "message": "killed by the kernel for lack of memory"}
             write_json(files.status, {**read_json(files.status), **killed})
-        # If the job has ended before `limit_s`, its signal had another cause than the time limit, such as a preemption.
+        # A signal before `limit_s` had another cause than the time limit, such as a preemption.
         limit_s = 60 * step.record.requested["runtime"] - step.signal_delay_s - SIGNAL_EARLY_S
         end = add_attempt(
             files.attempts,
@@ -173,7 +173,7 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
             exit_code=code,
             asked=signals.asked.name if signals.asked else None,
             seconds=round(seconds, 1),
-            is_time_limit=signals.asked is not None and seconds >= limit_s,
+            is_time_limit=signals.first_s - begin >= limit_s,
             progress=files.progress(),
         )
     return None if signals.is_ended else end

@@ -7,6 +7,7 @@ the job does not need its driver. The pickles are in a folder that only its owne
 import glob
 import logging
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ LARGEST_ARRAY = 500  # during the submission, each of its jobs has an open lock 
 TRANSIENT = (
     "timed out", "unable to contact", "temporarily", "connection refused", "try again", "communication", "resending",
 )  # fmt: skip
+GPU = re.compile(r"\d+|(GPU|MIG)-.+")
 REFUSED = End("user", "not submitted")
 UNLIMITED = 10**6  # disables submitit's own limit of time-outs, because the step has a better rule
 
@@ -221,18 +224,20 @@ class Dispatcher:
             except OSError as error:
                 self.log.warning(f"{store.no_storage(job.files.path, error)}; its record stays open")
 
-    def _free_gpus(self, job: Job) -> list[int]:
+    def _free_gpus(self, job: Job) -> list[str]:
         """Return as many GPUs of this machine as the job requests, or all if it has fewer.
 
         They are GPUs that no other job of this driver uses. If fewer of these are left than the job requests, return
-        the first of all GPUs, which jobs then share. If no GPU is visible, the numbers count from 0.
+        the first of all GPUs, which jobs then share. If this machine lists no GPUs, the numbers count from 0.
         """
         count = job.record.requested["gpu"]
         others = [other for other in list(self.jobs.values()) if other.job is not job.job]
-        every = visible_gpus() or list(range(count))
+        listed = visible_gpus()
+        every = [str(number) for number in range(count)] if listed is None else listed
         free = [gpu for gpu in every if not any(gpu in other.record.gpus for other in others)]
         if len(free) < count:
-            self.log.warning(f"{count} GPUs requested, {len(free)} of this machine are free; jobs share them")
+            why = "jobs share them" if every else "CUDA_VISIBLE_DEVICES names none"
+            self.log.warning(f"{count} GPUs requested, {len(free)} of this machine are free; {why}")
             free = every
         return free[:count]
 
@@ -247,11 +252,12 @@ def batches(jobs: Sequence[Job], array_size: int) -> list[list[Job]]:
     return [group[first : first + size] for group in groups.values() for first in range(0, len(group), size)]
 
 
-def visible_gpus() -> list[int]:
+def visible_gpus() -> list[str] | None:
+    """Return the GPUs that CUDA would use, by number or UUID; None if this machine lists none."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        return [int(word) for word in named.split(",") if word.strip().isdigit()]
-    return sorted(int(path.removeprefix("/dev/nvidia")) for path in glob.glob("/dev/nvidia[0-9]*"))
+    if named is not None:  # CUDA ignores everything after the first invalid name, such as -1
+        return list(takewhile(GPU.fullmatch, map(str.strip, named.split(","))))
+    return sorted((path.removeprefix("/dev/nvidia") for path in glob.glob("/dev/nvidia[0-9]*")), key=int) or None
 
 
 def write_steps(jobs: Sequence[Job]) -> None:
@@ -277,7 +283,7 @@ def start_locally(job: Job) -> subprocess.Popen[bytes]:
     return start_controller(
         Path(job.record.folder),
         shlex.join(step_command(job.record)),
-        cuda_devices=",".join(map(str, job.record.gpus)),
+        cuda_devices=",".join(job.record.gpus),
         timeout_min=job.record.requested["runtime"],
         signal_delay_s=int(job.step.signal_delay_s),
     )
