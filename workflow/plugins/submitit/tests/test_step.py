@@ -100,8 +100,9 @@ def test_what_the_job_says_of_itself_decides_on_the_class_else_the_exit_code_of_
     assert outcome["message"] == ("loss is nan" if kind == "non_finite" else "")
 
 
+@pytest.mark.parametrize("image", ["image.sif", "~/image.sif"])
 def test_a_job_runs_in_a_container_with_its_folders_and_its_gpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: str
 ) -> None:
     """With a stand-in for Apptainer, which runs the command outside of any image."""
     (tmp_path / "bin").mkdir()
@@ -109,8 +110,9 @@ def test_a_job_runs_in_a_container_with_its_folders_and_its_gpus(
     note_words = f'while [ "$1" != bash ]; do echo "$1" >> {tmp_path}/words; shift; done'
     write_program(tmp_path / "bin", "apptainer", note_words, 'exec "$@"')
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.setenv("HOME", str(tmp_path))
     command = f"{sys.executable} -c 'print(\"it is\", 6 * 7)'"
-    assert run(make_step(tmp_path, command, container="image.sif", gpus=1))["exit_code"] == 0
+    assert run(make_step(tmp_path, command, container=image, gpus=1))["exit_code"] == 0
     assert (tmp_path / "job" / "output.log").read_text() == "it is 42\n"
     words = (tmp_path / "words").read_text().split()
     assert words[:3] == ["exec", "--nv", "--rocm"]

@@ -207,6 +207,32 @@ def test_two_drivers_at_the_same_time_submit_once(slurm: Slurm) -> None:
     assert slurm.submissions == 1
 
 
+def test_two_drivers_that_wait_for_a_job_submit_it_again_once(slurm: Slurm) -> None:
+    one, other = slurm.driver(), slurm.driver()
+    ((first,), _), ((second,), _) = dispatch(one, job()), dispatch(other, job())
+    slurm.sbatch("echo 101")
+    again = one.submit_again(first, "oom", "n1")
+    assert other.submit_again(second, "oom", "n1").record == again.record
+    assert again.record.job_id == "101"
+    assert slurm.submissions == 2
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"number": 1, "of_another_version": 1, "is_open": true}'])
+def test_a_job_whose_record_cannot_be_read_is_not_submitted_beside_the_one_that_may_run(
+    slurm: Slurm, text: str
+) -> None:
+    files = slurm.start().files
+    store.add_attempt(files.attempts, "start", submission=1)
+    files.record.write_text(text)
+    why = slurm.fail()
+    assert re.fullmatch(rf"{files.record}: .*; when no job makes these outputs any more, delete it, .*", why)
+    assert slurm.submissions == 1
+    assert files.attempts.exists()
+    files.record.write_text('{"of_another_version": 1, "is_open": false}')
+    slurm.start()
+    assert slurm.submissions == 2
+
+
 def test_a_finished_job_is_taken_over_if_its_outputs_are_there_and_newer_than_its_inputs(slurm: Slurm) -> None:
     Path("input").touch()
     finish(slurm.start(input=["input"]), 0, None)

@@ -91,6 +91,15 @@ def test_a_folder_that_fills_up_while_jobs_run_does_not_end_the_driver(on_this_m
     assert (project.path / "trained.txt").exists()
 
 
+def test_old_logs_that_cannot_be_deleted_do_not_fail_a_workflow(on_this_machine: ToyProject) -> None:
+    arrays = on_this_machine.path / ".snakemake" / "submitit" / "arrays"
+    arrays.mkdir(parents=True)
+    (arrays / "old").symlink_to(on_this_machine.path / "profile", target_is_directory=True)  # rmtree refuses links
+    (on_this_machine.path / "profile").mkdir()
+    os.utime(on_this_machine.path / "profile", (1, 1))
+    on_this_machine.run("small/0.txt", says=("Not all old logs were deleted",))
+
+
 DEAF = """
 rule deaf:
     output: "deaf.txt"

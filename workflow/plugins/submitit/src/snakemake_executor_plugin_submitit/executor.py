@@ -141,7 +141,10 @@ class Executor(RemoteExecutor):
     def shutdown(self) -> None:
         super().shutdown()
         if self._has_ended_jobs:
-            store.clean(self.folder, self.settings.keep_logs_days)
+            try:
+                store.clean(self.folder, self.settings.keep_logs_days)
+            except OSError as error:  # such as another driver that deletes the same files
+                self.logger.warning(f"Not all old logs were deleted: {error}")
 
     # Snakemake's waiting thread calls these methods.
 

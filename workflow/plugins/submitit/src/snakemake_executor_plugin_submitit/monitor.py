@@ -3,6 +3,7 @@
 For a failed job, this module also writes the message to the user and decides whether to submit it again.
 """
 
+import os
 import re
 import signal
 import time
@@ -69,6 +70,8 @@ class Monitor:
             return None
         if job.slurm == UNKNOWN:
             return recorded(job, End("lost", f"Slurm has not known job {job.record.job_id} for {settle_s:.0f} s"))
+        with suppress(OSError):
+            os.listdir(job.files.path)  # NFS caches a failed look-up until the client lists the folder
         end = job.files.end(job.record.number)
         if end and not (end.is_provisional and state in SLURM_CLASSES):
             return end

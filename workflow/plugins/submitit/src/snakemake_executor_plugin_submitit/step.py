@@ -284,7 +284,8 @@ def script(step: JobStep) -> str:
 def in_container(step: JobStep) -> str:
     """Return the job's command in the image, with the image's `python` and the working and submitit folders mounted."""
     command = step.command.replace(sys.executable, "python")
-    image = step.container if "://" in step.container else os.path.join(step.workdir, step.container)
+    image = os.path.expanduser(step.container)
+    image = image if "://" in image else os.path.join(step.workdir, image)
     binds = dict.fromkeys([step.workdir, str(step.files.path.parent.parent)])
     gpu_options = ["--nv", "--rocm"] if step.record.requested["gpu"] else []  # without a driver, these only warn
     options = [*gpu_options, *(f"--bind={path}" for path in binds), f"--pwd={step.workdir}"]

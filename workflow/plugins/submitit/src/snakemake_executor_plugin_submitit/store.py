@@ -164,13 +164,13 @@ def load(files: JobFiles) -> Record | None:
         return None
 
 
-def load_all(folder: Path, keys: Collection[str] | None = None) -> list[tuple[JobFiles, Record | None]]:
-    """Return the files and the record of each job in `folder`, sorted by path; None for an unreadable record.
+def load_all(folder: Path, keys: Collection[str] | None = None) -> Iterator[tuple[JobFiles, Record | None]]:
+    """Yield the files and the record of each job in `folder`, sorted by path; None for an unreadable record.
 
     keys: the values of `JobFiles.key` of the jobs to load; None loads all.
     """
     every = [JobFiles(path) for path in sorted((folder / "jobs").glob("*/"))]
-    return [(files, load(files)) for files in every if keys is None or files.key in keys]
+    return ((files, load(files)) for files in every if keys is None or files.key in keys)
 
 
 def job_files(folder: Path, rule: str, outputs: Sequence[str]) -> JobFiles:

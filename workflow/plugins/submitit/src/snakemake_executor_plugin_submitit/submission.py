@@ -79,6 +79,8 @@ class Dispatcher:
                 try:
                     locks.enter_context(job.files.lock())
                     earlier = store.load(job.files)
+                    if earlier is None and job.files.record.exists():
+                        check_is_closed(job.files.record)
                     if earlier and earlier.is_open and self._is_adopted(job, earlier, known):
                         self.jobs[id(job.job)] = job
                         done.append((job, ""))
@@ -113,7 +115,12 @@ class Dispatcher:
         )
         another = Job(job.job, step=job.step, record=record, request=job.request)
         with job.files.lock():
-            self._start([another], End(kind, "not submitted again"))
+            current = store.load(job.files)
+            if current and current.number > old.number and current.job_id:  # another driver has submitted it again
+                another.record = current
+                self.jobs[id(job.job)] = another
+            else:
+                self._start([another], End(kind, "not submitted again"))
         return another
 
     def _is_adopted(self, job: Job, earlier: Record, known: dict[str, SlurmState]) -> bool:
@@ -240,6 +247,15 @@ class Dispatcher:
             self.log.warning(f"{count} GPUs requested, {len(free)} of this machine are free; {why}")
             free = every
         return free[:count]
+
+
+def check_is_closed(record: Path) -> None:
+    """Check that an unreadable record, maybe of another version of this plugin, is not open. Raises: NotSubmitted."""
+    if store.read_json(record).get("is_open", True):
+        raise NotSubmitted(
+            f"{record}: this version cannot read it, and its job may still run; "
+            "when no job makes these outputs any more, delete it, then start again"
+        )
 
 
 def batches(jobs: Sequence[Job], array_size: int) -> list[list[Job]]:
