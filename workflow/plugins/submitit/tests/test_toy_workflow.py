@@ -56,10 +56,10 @@ def test_a_local_job_is_taken_over_and_goes_on_after_its_time_limit(on_this_mach
     project.kill_driver()
     assert "%s" not in project.run(**config, says=("taken over",))
     assert project.steps() == list(range(1, 71))
-    _, second = project.starts()
+    _, *_, last = project.starts()  # more than two on a busy machine
     # Snakemake deletes a rule's log before each start.
-    assert (project.path / "train.log").read_text() == f"starting at step {second['start']}\n"
-    assert 0 < second["start"] < 70
+    assert (project.path / "train.log").read_text() == f"starting at step {last['start']}\n"
+    assert 0 < last["start"] < 70
 
 
 @pytest.mark.slow
