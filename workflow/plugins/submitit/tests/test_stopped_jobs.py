@@ -79,6 +79,7 @@ def test_scancel_is_taken_at_its_word(on_slurm: ToyProject) -> None:
     on_slurm.start_until(2, steps=100)
     on_slurm.cluster.run("scancel", on_slurm.record("train")["job_id"])
     on_slurm.finish("class cancelled, Slurm state CANCELLED", str(on_slurm.job("train") / "output.log"), code=1)
+    assert on_slurm.outcome("train")["failure_class"] == "cancelled"
     assert on_slurm.submitted == 1
 
 
