@@ -1,5 +1,6 @@
 """When a job counts as ended, and how; and when somebody is told."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from snakemake_executor_plugin_submitit import store
+from snakemake_executor_plugin_submitit import monitor, store
 from snakemake_executor_plugin_submitit.monitor import SETTLE_S, Monitor, is_worth_another, message
 from snakemake_executor_plugin_submitit.records import read_jobs
 from snakemake_executor_plugin_submitit.request import Job
@@ -33,8 +34,8 @@ class Slurm:
     def end(self, job: Job, seconds: float = 0) -> End | None:
         """How the job has ended when it is looked at so many seconds later."""
         self.now += seconds
-        monitor = Monitor(self, lost_after_s=600, clock=lambda: self.now)  # type: ignore[arg-type]
-        return monitor.look([job])[0]
+        watch = Monitor(self, lost_after_s=600, clock=lambda: self.now)  # type: ignore[arg-type]
+        return watch.look([job])[0]
 
 
 @pytest.fixture
@@ -72,6 +73,17 @@ def failed(job: Job, state: str) -> End:
 def test_a_job_that_ended_without_a_word_is_never_a_success(job: Job, state: str, kind: str) -> None:
     failure = failed(job, state)
     assert (failure.failure_class, failure.nodes) == (kind, "node3")
+
+
+def test_an_outcome_counts_that_nfs_shows_only_when_its_folder_is_listed(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def listdir(path: Path) -> list[str]:
+        write_json(job.files.outcome(1), {"exit_code": 0, "failure_class": None})
+        return os.listdir(path)
+
+    monkeypatch.setattr(monitor, "os", SimpleNamespace(listdir=listdir))
+    assert failed(job, "COMPLETED") == End(None, exit_code=0)
 
 
 def test_how_a_killed_job_ended_is_known_after_its_driver(job: Job) -> None:
@@ -140,6 +152,7 @@ def test_of_a_job_that_stopped_on_sigterm_slurm_says_why(
     assert Slurm("PENDING").end(job, 1000) is None  # requeued by Slurm
     failure = failed(job, state)
     assert (failure.failure_class, failure.exit_code, failure.nodes) == (kind, exit_code, "node3")
+    assert job.files.end(1) == failure
     assert f"class {kind}, Slurm state {state}, exit code {exit_code}, on node3" in message(job, failure)
 
 

@@ -13,7 +13,7 @@ import pytest
 from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
-from snakemake_executor_plugin_submitit.request import not_understood, sbatch_options, sbatch_request
+from snakemake_executor_plugin_submitit.request import not_understood, requested, sbatch_options, sbatch_request
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 from snakemake_executor_plugin_submitit.store import CLASSES
 
@@ -73,6 +73,7 @@ DEFAULTS = request()
         ({"mem_mb": 1000, "slurm_extra": "--mem-per-cpu=2G"}, {}, {"mem-per-cpu": "2G"}),
         ({"slurm_extra": "--nice=2"}, {"extra": "--nice=1 --exclusive"}, {"nice": "2", "exclusive": True}),
         ({"slurm_extra": "--no-requeue"}, {}, {"no-requeue": True, "requeue": None}),
+        ({"slurm_extra": "--requeue"}, {"no_requeue": True}, {"requeue": True}),
         ({"slurm_requeue": False}, {}, {"no-requeue": True, "requeue": None}),
         ({}, {"no_requeue": True}, {"no-requeue": True, "requeue": None}),
         ({"runtime": 1}, {}, {"time": 1, "signal": "B:USR2@20"}),  # within the time limit
@@ -90,6 +91,8 @@ def test_resources_and_settings_change_the_request(
     [
         ("runtme", "did you mean runtime"),
         ("slurm_partitoin", "did you mean slurm_partition"),
+        ("time", "set the resource runtime instead"),
+        ("slurm_time", "set the resource runtime instead"),
         ("mail_type", "type slurm_extra='--mail-type=...'"),
         ("slurm_nodelist", "type slurm_extra='--nodelist=...'"),
     ],
@@ -117,11 +120,28 @@ def test_a_misspelt_resource_or_an_option_of_sbatch_is_refused(name: str, hint: 
         ({"mem_mb": 3000, "mem_mb_per_cpu": 300}, "mem_mb=3000 and mem_mb_per_cpu=300: give one of them, and set"),
         ({"slurm_extra": "--comment='a"}, "^resource slurm_extra=--comment='a: no closing quotation; close it$"),
         ({"slurm_extra": "-p gpu"}, "resource slurm_extra: '-p'"),
+        ({"slurm_extra": "--time=2:00:00"}, "^resource slurm_extra: --time: set the resource runtime instead$"),
+        ({"slurm_extra": "--partition gpu"}, "--partition: set the resource slurm_partition instead$"),
+        ({"slurm_extra": "--signal=USR1"}, "--signal: set --submitit-signal-delay-s instead$"),
+        ({"slurm_extra": "--output=mine"}, "^resource slurm_extra: --output: only the plugin sets it; remove it$"),
     ],
 )
 def test_what_cannot_be_asked_of_slurm_is_refused(resources: dict[str, Any], message: str) -> None:
     with pytest.raises(WorkflowError, match=message):
         request(**resources)
+
+
+@pytest.mark.parametrize(
+    ("gres", "number"),
+    [("gpu", 1), ("gpu:4", 4), ("gpu:h100", 1), ("gpu:h100:4", 4), ("gpu:1g.10gb:2", 2), ("nvme:1,gpu:2", 2), ("", 0)],
+)
+def test_the_gpus_of_a_gres_are_counted(gres: str, number: int) -> None:
+    assert requested({"gres": gres}, 1, ExecutorSettings())["gpu"] == number
+
+
+def test_a_setting_does_not_change_what_is_derived_from_a_resource_either() -> None:
+    with pytest.raises(WorkflowError, match=r"^--submitit-extra: --time: set the resource runtime instead$"):
+        request(ExecutorSettings(extra="--exclusive --time=5"))
 
 
 def test_a_number_that_depends_on_files_to_come_is_no_error_yet() -> None:

@@ -20,9 +20,11 @@ import psutil
 import pytest
 
 from snakemake_executor_plugin_submitit import processes
+from snakemake_executor_plugin_submitit import step as step_module
 from snakemake_executor_plugin_submitit.processes import Relay, sentinel
 from snakemake_executor_plugin_submitit.step import JobStep, job_id
 from snakemake_executor_plugin_submitit.store import (
+    End,
     JobFiles,
     Record,
     add_attempt,
@@ -98,8 +100,9 @@ def test_what_the_job_says_of_itself_decides_on_the_class_else_the_exit_code_of_
     assert outcome["message"] == ("loss is nan" if kind == "non_finite" else "")
 
 
+@pytest.mark.parametrize("image", ["image.sif", "~/image.sif"])
 def test_a_job_runs_in_a_container_with_its_folders_and_its_gpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: str
 ) -> None:
     """With a stand-in for Apptainer, which runs the command outside of any image."""
     (tmp_path / "bin").mkdir()
@@ -107,8 +110,9 @@ def test_a_job_runs_in_a_container_with_its_folders_and_its_gpus(
     note_words = f'while [ "$1" != bash ]; do echo "$1" >> {tmp_path}/words; shift; done'
     write_program(tmp_path / "bin", "apptainer", note_words, 'exec "$@"')
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.setenv("HOME", str(tmp_path))
     command = f"{sys.executable} -c 'print(\"it is\", 6 * 7)'"
-    assert run(make_step(tmp_path, command, container="image.sif", gpus=1))["exit_code"] == 0
+    assert run(make_step(tmp_path, command, container=image, gpus=1))["exit_code"] == 0
     assert (tmp_path / "job" / "output.log").read_text() == "it is 42\n"
     words = (tmp_path / "words").read_text().split()
     assert words[:3] == ["exec", "--nv", "--rocm"]
@@ -271,6 +275,34 @@ def test_a_status_file_keeps_its_progress_not_its_failure(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("requeues")
+@pytest.mark.parametrize(("late", "is_time_limit"), [("handler-is-there", True), ("got", False)])
+def test_a_signal_is_one_of_the_time_limit_if_it_came_when_that_was_near_however_long_the_checkpoint_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: str, is_time_limit: bool
+) -> None:
+    """The clock goes forward by almost an hour, the time limit, when there is the file `late`."""
+    clock = SimpleNamespace(sleep=time.sleep, monotonic=lambda: time.monotonic() + 3590 * (tmp_path / late).exists())
+    for module in (processes, step_module):
+        monkeypatch.setattr(module, "time", clock)
+    (tmp_path / "train.py").write_text(HANDLES.format(before=""))
+    step = make_step(tmp_path, f"{sys.executable} train.py")
+    with pytest.raises(Requeued):
+        in_background(step, (tmp_path / "handler-is-there").exists, signal.SIGUSR2)
+    (attempt,) = read_attempts(step.files.attempts)
+    assert (attempt["asked"], attempt["is_time_limit"]) == ("SIGUSR2", is_time_limit)
+
+
+def test_an_attempt_is_read_although_a_crash_truncated_the_line_before_it(tmp_path: Path) -> None:
+    path = tmp_path / "attempts.jsonl"
+    add_attempt(path, "start", submission=1)
+    path.write_bytes(path.read_bytes() + b'{"event": "en')
+    add_attempt(path, "start", submission=2)
+    add_attempt(path, "end", exit_code=0)
+    first, second = read_attempts(path)
+    assert (first["submission"], second["submission"], second["exit_code"]) == (1, 2, 0)
+    assert "exit_code" not in first
+
+
+@pytest.mark.usefixtures("requeues")
 def test_a_signal_that_slurm_sent_to_all_processes_is_not_sent_again(tmp_path: Path) -> None:
     """With ProctrackType=proctrack/linuxproc; neither Snakemake nor the shell, here `bash`, may die of it."""
     (tmp_path / "train.py").write_text(HANDLES.format(before=""))
@@ -295,6 +327,20 @@ def test_a_checkpoint_is_waited_for_although_the_shell_has_died(tmp_path: Path) 
     in_background(step, to_shell, signal.SIGTERM)
     assert (tmp_path / "got").exists()
     assert read_json(step.files.outcome(1))["failure_class"] == "preempted"
+
+
+def test_a_cancelled_job_stays_cancelled_when_it_has_stopped(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(HANDLES.format(before="").replace("SIGUSR2", "SIGTERM"))
+    step = make_step(tmp_path, f"{sys.executable} train.py")
+
+    def is_cancelled() -> bool:
+        if (tmp_path / "handler-is-there").exists():
+            write_json(step.files.outcome(1), End("cancelled")._asdict())
+        return step.files.outcome(1).exists()
+
+    in_background(step, is_cancelled, signal.SIGTERM)
+    assert (tmp_path / "got").exists()
+    assert step.files.end(1) == End("cancelled")
 
 
 def test_a_local_job_inside_an_allocation_has_its_own_id(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,7 @@ def test_scancel_is_taken_at_its_word(on_slurm: ToyProject) -> None:
     on_slurm.start_until(2, steps=100)
     on_slurm.cluster.run("scancel", on_slurm.record("train")["job_id"])
     on_slurm.finish("class cancelled, Slurm state CANCELLED", str(on_slurm.job("train") / "output.log"), code=1)
+    assert on_slurm.outcome("train")["failure_class"] == "cancelled"
     assert on_slurm.submitted == 1
 
 
@@ -87,9 +88,21 @@ def test_ctrl_c_cancels_the_jobs(on_slurm: ToyProject) -> None:
     on_slurm.start_until(2, steps=100)
     os.killpg(on_slurm.drivers[-1].pid, signal.SIGINT)
     on_slurm.finish(code=1)
+    assert (on_slurm.record("train")["is_open"], on_slurm.outcome("train")["failure_class"]) == (False, "cancelled")
     job = on_slurm.record("train")["job_id"]
     on_slurm.wait_until(lambda: on_slurm.cluster.states()[job] == "CANCELLED")
     on_slurm.run(steps=4)
+
+
+@pytest.mark.slow
+def test_a_job_that_ctrl_c_could_not_cancel_is_taken_over(on_slurm: ToyProject) -> None:
+    on_slurm.shim("scancel", "echo 'Unable to contact slurm controller' >&2", "exit 1")
+    on_slurm.start_until(2, steps=20)
+    os.killpg(on_slurm.drivers[-1].pid, signal.SIGINT)
+    on_slurm.finish("Unable to contact slurm controller; the jobs may still run", code=1)
+    on_slurm.run(steps=20, says=("taken over",))
+    assert on_slurm.steps() == list(range(1, 21))
+    assert on_slurm.submitted == 2
 
 
 @pytest.mark.slow

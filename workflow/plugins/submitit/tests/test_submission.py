@@ -207,6 +207,32 @@ def test_two_drivers_at_the_same_time_submit_once(slurm: Slurm) -> None:
     assert slurm.submissions == 1
 
 
+def test_two_drivers_that_wait_for_a_job_submit_it_again_once(slurm: Slurm) -> None:
+    one, other = slurm.driver(), slurm.driver()
+    ((first,), _), ((second,), _) = dispatch(one, job()), dispatch(other, job())
+    slurm.sbatch("echo 101")
+    again = one.submit_again(first, "oom", "n1")
+    assert other.submit_again(second, "oom", "n1").record == again.record
+    assert again.record.job_id == "101"
+    assert slurm.submissions == 2
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"number": 1, "of_another_version": 1, "is_open": true}'])
+def test_a_job_whose_record_cannot_be_read_is_not_submitted_beside_the_one_that_may_run(
+    slurm: Slurm, text: str
+) -> None:
+    files = slurm.start().files
+    store.add_attempt(files.attempts, "start", submission=1)
+    files.record.write_text(text)
+    why = slurm.fail()
+    assert re.fullmatch(rf"{files.record}: .*; when no job makes these outputs any more, delete it, .*", why)
+    assert slurm.submissions == 1
+    assert files.attempts.exists()
+    files.record.write_text('{"of_another_version": 1, "is_open": false}')
+    slurm.start()
+    assert slurm.submissions == 2
+
+
 def test_a_finished_job_is_taken_over_if_its_outputs_are_there_and_newer_than_its_inputs(slurm: Slurm) -> None:
     Path("input").touch()
     finish(slurm.start(input=["input"]), 0, None)
@@ -291,15 +317,35 @@ def test_long_jobs_start_by_srun_where_slurm_signals_its_steps_first(slurm: Slur
 
 def test_local_jobs_get_gpus_of_their_own(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3,5")
-    assert visible_gpus() == [2, 3, 5]
     one = slurm.driver(cluster="local")
     monkeypatch.setattr(submission, "start_locally", lambda *given: SimpleNamespace(pid=os.getpid()))
     jobs = [
         dispatch(one, job(output=[f"{index}"], resources={"gpus": count}))[0][0]
         for index, count in enumerate((2, 1, 1))
     ]
-    assert [tracked.record.gpus for tracked in jobs] == [[2, 3], [5], [2]]  # the last one is shared
-    assert one.submit_again(jobs[1], "lost", "").record.gpus == [5]
+    assert [tracked.record.gpus for tracked in jobs] == [["2", "3"], ["5"], ["2"]]  # the last one is shared
+    assert one.submit_again(jobs[1], "lost", "").record.gpus == ["5"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus"),
+    [
+        ("2, 3,5", ["2", "3", "5"]),
+        ("GPU-8932f937-d72c,MIG-GPU-8932f937/1/2,MIG-41b9", ["GPU-8932f937-d72c", "MIG-GPU-8932f937/1/2", "MIG-41b9"]),
+        ("1,-1,0", ["1"]),  # CUDA ignores what comes after a name that it does not know
+        ("-1", []),
+        ("NoDevFiles", []),  # by Slurm, for jobs without GPUs
+        ("", []),
+    ],
+)
+def test_the_gpus_of_this_machine_are_those_that_cuda_would_use(
+    slurm: Slurm, monkeypatch: pytest.MonkeyPatch, visible: str, gpus: list[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert visible_gpus() == gpus
+    monkeypatch.setattr(submission, "start_locally", lambda *given: SimpleNamespace(pid=os.getpid()))
+    (tracked,), _ = dispatch(slurm.driver(cluster="local"), job(resources={"gpus": 3}))
+    assert tracked.record.gpus == gpus
 
 
 def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,10 +56,10 @@ def test_a_local_job_is_taken_over_and_goes_on_after_its_time_limit(on_this_mach
     project.kill_driver()
     assert "%s" not in project.run(**config, says=("taken over",))
     assert project.steps() == list(range(1, 71))
-    _, second = project.starts()
+    _, *_, last = project.starts()  # more than two on a busy machine
     # Snakemake deletes a rule's log before each start.
-    assert (project.path / "train.log").read_text() == f"starting at step {second['start']}\n"
-    assert 0 < second["start"] < 70
+    assert (project.path / "train.log").read_text() == f"starting at step {last['start']}\n"
+    assert 0 < last["start"] < 70
 
 
 @pytest.mark.slow
@@ -89,6 +89,67 @@ def test_a_folder_that_fills_up_while_jobs_run_does_not_end_the_driver(on_this_m
         path.mkdir()  # as root no permission would be missing
     assert "Traceback" not in project.finish("--submitit-folder: ")
     assert (project.path / "trained.txt").exists()
+
+
+def test_old_logs_that_cannot_be_deleted_do_not_fail_a_workflow(on_this_machine: ToyProject) -> None:
+    arrays = on_this_machine.path / ".snakemake" / "submitit" / "arrays"
+    arrays.mkdir(parents=True)
+    (arrays / "old").symlink_to(on_this_machine.path / "profile", target_is_directory=True)  # rmtree refuses links
+    (on_this_machine.path / "profile").mkdir()
+    os.utime(on_this_machine.path / "profile", (1, 1))
+    on_this_machine.run("small/0.txt", says=("Not all old logs were deleted",))
+
+
+DEAF = """
+rule deaf:
+    output: "deaf.txt"
+    resources: runtime=5
+    shell: "trap '' TERM; touch deaf; while true; do sleep 1; done"
+"""
+DIES = """
+rule fails:
+    output: "never.txt"
+    resources: runtime=5
+    shell: "until grep 'exit_code.: 0' .snakemake/submitit/jobs/small-*/outcome-1.json; do sleep 0.1; done; exit 1"
+
+import os, sys, time
+from snakemake.jobs import Job
+
+async def die(job, **options):
+    while "class bug" not in open("driver-0.log").read():
+        time.sleep(0.1)
+    os.kill(os.getpid(), 9)
+
+if config.get("dies") and "--mode" not in sys.argv:
+    Job.postprocess = die
+"""
+
+
+def test_the_record_of_a_finished_job_is_open_if_the_driver_dies_before_it_has_saved_the_end(
+    on_this_machine: ToyProject,
+) -> None:
+    """The driver dies where it would save the first of the two ends, when both have been reported to it."""
+    project = on_this_machine
+    with open(project.path / "Snakefile", "a") as snakefile:
+        snakefile.write(DIES)
+    project.run("small/0.txt", "never.txt", dies=True, code=-signal.SIGKILL)
+    assert (project.outcome("small")["failure_class"], project.record("small")["is_open"]) == (None, True)
+    project.run("small/0.txt", "--force")
+    assert not project.record("small")["is_open"]
+
+
+@pytest.mark.slow
+def test_after_ctrl_c_no_local_job_is_started_again_while_another_one_stops(on_this_machine: ToyProject) -> None:
+    """The one ends at once, with a checkpoint; the other has to be killed."""
+    project = on_this_machine
+    with open(project.path / "Snakefile", "a") as snakefile:
+        snakefile.write(DEAF)
+    project.start_until(1, "trained.txt", "deaf.txt", steps=500)
+    project.wait_until((project.path / "deaf").exists)
+    os.kill(project.drivers[-1].pid, signal.SIGINT)
+    assert "Submitted again" not in project.finish(code=1)
+    assert len(project.starts()) == 1
+    assert {project.outcome(rule)["failure_class"] for rule in ("train", "deaf")} == {"cancelled"}
 
 
 ODD = """

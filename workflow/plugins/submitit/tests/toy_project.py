@@ -207,6 +207,11 @@ class ToyProject:
         found = list((self.path / ".snakemake" / "submitit" / "jobs").glob(f"{rule}-*/record.json"))
         return json.loads(found[0].read_text()) if found else {}
 
+    def outcome(self, rule: str) -> dict[str, Any]:
+        """How the last submission of the job of a rule ended."""
+        path = self.job(rule) / f"outcome-{self.record(rule)['number']}.json"
+        return json.loads(path.read_text())
+
 
 def write_program(folder: Path, program: str, *lines: str) -> None:
     """Lines of shell under a name; with the folder first on PATH they stand in for $REAL, the program of that name."""

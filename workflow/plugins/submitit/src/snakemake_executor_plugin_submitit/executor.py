@@ -1,7 +1,7 @@
 """Execute Snakemake's jobs: submit them, watch them, and report how they ended."""
 
 import shutil
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from snakemake_interface_executor_plugins.settings import CommonSettings
 from snakemake_interface_executor_plugins.utils import format_cli_arg, join_cli_args
 
 from snakemake_executor_plugin_submitit import slurm, store
-from snakemake_executor_plugin_submitit.monitor import Monitor, is_worth_another, message, stop_all
+from snakemake_executor_plugin_submitit.monitor import Monitor, is_worth_another, message, recorded, stop_all
 from snakemake_executor_plugin_submitit.request import (
     NO_LIMITS,
     Job,
@@ -42,6 +42,7 @@ common_settings = CommonSettings(
 # this option overrides the `retries` of a rule, and a job has no other use for it.
 ONE_ATTEMPT = "--preemptible-rules --preemptible-retries 0"
 NO_RATE_LIMIT = "--max-jobs-per-timespan 1000/0s"  # else the limit's timer delays Snakemake's end by a second
+CANCELLED = End("cancelled", "cancelled with its workflow")
 LOOKS_PER_S = 50  # jobs whose files are checked in a second, on a shared file system
 SHORTEST_ROUND_S = 0.2
 
@@ -67,7 +68,7 @@ class Executor(RemoteExecutor):
         queue = SlurmQueue(self.settings.poll_interval_s, self.logger)
         self.dispatcher = Dispatcher(self.settings, self.folder, queue, self.logger)
         self.monitor = Monitor(queue, self.settings.lost_after_s)
-        self._reported: list[Job] = []
+        self._reported: dict[int, Job] = {}  # by the id() of Snakemake's job, which has not saved yet how it ended
         self._has_ended_jobs = False
         self.next_seconds_between_status_checks = SHORTEST_ROUND_S
 
@@ -112,27 +113,44 @@ class Executor(RemoteExecutor):
         if self.settings.on_interrupt == "detach":
             self.logger.info(f"{len(jobs)} jobs continue without Snakemake; its next start takes them over.")
             return
-        self._settle_reported()
-        self._close(jobs)
+        self.wait = False  # else the waiting thread could submit a stopped job again
+        on_slurm = [job for job in jobs if job.record.is_on_slurm]
+        local = [job for job in jobs if not job.record.is_on_slurm]
         try:
-            if ids := sorted({job.record.job_id for job in jobs if job.record.is_on_slurm}):
-                slurm.ask_slurm(["scancel", *ids])
+            if on_slurm:
+                slurm.ask_slurm(["scancel", *sorted({job.record.job_id for job in on_slurm})])
         except NoAnswer as error:
-            self.logger.warning(f"Jobs may still run: {error}")
-        stop_all([job for job in jobs if not job.record.is_on_slurm])
+            self.logger.warning(f"{error}; the jobs may still run, and the next start of Snakemake takes them over")
+            on_slurm = []
+        stop_all(local)
+        for job in on_slurm + local:
+            if job.end is None:  # the next driver takes over a job that has just finished
+                recorded(job, CANCELLED)
+                self._close(job)
+
+    def handle_job_success(self, job: Any) -> None:
+        """Close the record of a job of Snakemake, which has just saved how the job ended.
+
+        Until then the record is open: if Snakemake is killed, the next driver must find the finished job.
+        """
+        if reported := self._reported.pop(id(job), None):  # None: the job was not submitted
+            self._close(reported)
+
+    handle_job_error = handle_job_success
 
     def shutdown(self) -> None:
         super().shutdown()
-        self._settle_reported()
         if self._has_ended_jobs:
-            store.clean(self.folder, self.settings.keep_logs_days)
+            try:
+                store.clean(self.folder, self.settings.keep_logs_days)
+            except OSError as error:  # such as another driver that deletes the same files
+                self.logger.warning(f"Not all old logs were deleted: {error}")
 
     # Snakemake's waiting thread calls these methods.
 
     async def check_active_jobs(self, active_jobs: list[Job]) -> AsyncGenerator[Job, None]:
         if not active_jobs:  # Snakemake may call this before __post_init__ has finished
             return
-        self._settle_reported()
         self.next_seconds_between_status_checks = max(SHORTEST_ROUND_S, len(active_jobs) / LOOKS_PER_S)
         try:
             ends = self.monitor.look(active_jobs)
@@ -140,17 +158,17 @@ class Executor(RemoteExecutor):
             self.logger.warning(f"The jobs could not be checked; next try soon: {error!r}")
             ends = [None] * len(active_jobs)
         for job, end in zip(active_jobs, ends, strict=True):
-            another = None if end is None else self._submitted_again(job, end)
-            if another or end is None:
-                yield another or job
+            if end is None or not self.wait:
+                yield job
                 continue
-            del self.dispatcher.jobs[id(job.job)]
-            self._reported.append(job)
+            if another := self._submitted_again(job, end):
+                yield another
+                continue
+            self._reported[id(job.job)] = self.dispatcher.jobs.pop(id(job.job))
             self._has_ended_jobs = True
             if end.failure_class is None:
                 self.report_job_success(job)
             else:
-                self._settle_reported()
                 self.report_job_error(job, msg=f"{message(job, end)}\n", aux_logs=[str(job.files.output_log)])
 
     def _submitted_again(self, job: Job, end: End) -> Job | None:
@@ -218,28 +236,18 @@ class Executor(RemoteExecutor):
                 f"rule {rule}: runtime={wanted} is longer than its partition allows; its jobs get {allowed} minutes"
             )
 
-    def _settle_reported(self) -> None:
-        """Close the records of the jobs that were reported since the last call.
-
-        Until then they stay open: if Snakemake is killed before it has saved how the jobs ended, the next driver must
-        find the finished jobs.
-        """
-        reported, self._reported = self._reported, []
-        self._close(reported)
-
-    def _close(self, jobs: Sequence[Job]) -> None:
-        """Close the records of jobs that have no later submission, or warn if a file cannot be read or written.
+    def _close(self, job: Job) -> None:
+        """Close the job's record unless there is a later submission; warn if a file cannot be read or written.
 
         A record that stays open is harmless, because the next driver sees that its job has ended.
         """
-        for job in jobs:
-            try:
-                with job.files.lock():
-                    current = store.load(job.files)
-                    if current and current.number == job.record.number:  # no later submission
-                        job.save(is_open=False)
-            except OSError as error:
-                self.logger.warning(f"{store.no_storage(job.files.path, error)}; its record stays open")
+        try:
+            with job.files.lock():
+                current = store.load(job.files)
+                if current and current.number == job.record.number:  # no later submission
+                    job.save(is_open=False)
+        except OSError as error:
+            self.logger.warning(f"{store.no_storage(job.files.path, error)}; its record stays open")
 
 
 def whereabouts(job: Job) -> str:

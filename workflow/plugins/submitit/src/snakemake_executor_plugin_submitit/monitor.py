@@ -3,6 +3,7 @@
 For a failed job, this module also writes the message to the user and decides whether to submit it again.
 """
 
+import os
 import re
 import signal
 import time
@@ -72,14 +73,16 @@ class Monitor:
             return None
         if job.slurm == UNKNOWN:
             return recorded(job, End("lost", f"Slurm has not known job {job.record.job_id} for {settle_s:.0f} s"))
+        with suppress(OSError):
+            os.listdir(job.files.path)  # NFS caches a failed look-up until the client lists the folder
         end = job.files.end(job.record.number)
         if end and not (end.is_provisional and state in SLURM_CLASSES):
             return end
-        return failure_of(job, state, end.exit_code) if end else recorded(job, failure_of(job, state, None))
+        return recorded(job, failure_of(job, state, end.exit_code if end else None))
 
 
 def recorded(job: Job, end: End) -> End:
-    """Write `end` for a job that could not write it, and return it. Errors of the file system are ignored.
+    """Write `end` for a job that did not know or could not write it, and return it. Ignore errors of the file system.
 
     Other programs read this file, because they do not query Slurm about a job that was reported to Snakemake.
     """

@@ -9,10 +9,12 @@ training run has written its checkpoint.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -107,10 +109,12 @@ def is_manager(process: psutil.Process) -> bool:
 class StopSignals:
     """A context that catches stop signals and stores the most severe one in `asked`.
 
-    At its end, the previous handlers are restored.
+    At its end, the previous handlers are restored. first_s: when the first signal came, by `time.monotonic`; -inf
+    without one.
     """
 
     asked: signal.Signals | None = None
+    first_s: float = -math.inf
 
     @property
     def is_ended(self) -> bool:
@@ -125,6 +129,8 @@ class StopSignals:
             signal.signal(number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.asked is None:
+            self.first_s = time.monotonic()
         received = signal.Signals(number)
         self.asked = max(received, self.asked or received, key=STOP_SIGNALS.index)
 

@@ -38,6 +38,15 @@ _TEXTS = {"gpu_model", "mpi", "slurm_requeue", "slurm_extra", "setup", "venv", "
 SNAKEMAKES = {"_cores", "_nodes", "_job_count", "attempt", "mem", "mem_mib", "disk", "disk_mb", "disk_mib", "tmpdir"}
 NO_LIMITS: Mapping[str, int] = {}
 MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}
+EITHER = (MEMORY, {"requeue", "no-requeue"})  # of each set, only one option counts
+# Options of sbatch that must not be given directly, because the plugin sets them or derives more than the option.
+INSTEAD = {
+    "time": "set the resource runtime instead",
+    "partition": "set the resource slurm_partition instead",
+    "signal": "set --submitit-signal-delay-s instead",
+    "job-name": "set --submitit-jobname-prefix instead",
+    **dict.fromkeys(("array", "output", "error", "open-mode"), "only the plugin sets it; remove it"),
+}
 UNDERSTOOD = NUMBERS | _TEXTS | _OPTIONS.keys()
 # Options of sbatch that users might give as a resource; they belong in `slurm_extra`.
 _SBATCH = {
@@ -163,19 +172,19 @@ def requested(
 ) -> dict[str, int]:
     """Return the requested runtime in minutes, threads of a task, and mem_mb and number of GPUs of a node.
 
-    The GPUs may also be given by `gres` alone, as in `gpu:h100:4`; `gpu:4` without a model counts as one GPU. The
-    runtime is at most the longest limit of the partitions, because Slurm would let a longer job wait for ever.
+    The GPUs may also be given by `gres` alone, as in `gpu:h100:4` or `gpu:4`. The runtime is at most the longest limit
+    of the partitions, because Slurm would let a longer job wait for ever.
     Raises: WorkflowError.
     """
     partition = resources.get("slurm_partition") or resources.get("partition") or settings.partition
     partitions = str(partition or "").split(",")
     longest = max(limits.get(partition, math.inf) for partition in partitions)
-    in_gres = re.search(r"\bgpu(?::[^:,]+)?(?::(\d+))?(?=,|$)", str(resources.get("gres") or ""))
+    in_gres = re.search(r"\bgpu(?::(\d+)|:[^:,]+(?::(\d+))?)?(?=,|$)", str(resources.get("gres") or ""))
     return {
         "runtime": min(longest, math.ceil(number(resources, "runtime", is_whole=False)) or settings.timeout_min),
         "threads": number(resources, "cpus_per_task") or threads or 1,
         "mem_mb": number(resources, "mem_mb"),
-        "gpu": int(in_gres[1] or 1) if in_gres else number(resources, "gpus") or number(resources, "gpu"),
+        "gpu": int(in_gres[1] or in_gres[2] or 1) if in_gres else number(resources, "gpus") or number(resources, "gpu"),
     }
 
 
@@ -232,13 +241,14 @@ def sbatch_request(
     request = {option: value for option, value in request.items() if value is not None}
     for text, source in ((settings.extra, "--submitit-extra"), (resources.get("slurm_extra"), "resource slurm_extra")):
         further = sbatch_options(str(text or ""), source)
-        if further.keys() & MEMORY:  # sbatch accepts only one of them
-            request = {option: value for option, value in request.items() if option not in MEMORY}
+        for name in sorted(further.keys() & INSTEAD.keys()):
+            raise WorkflowError(f"{source}: --{name}: {INSTEAD[name]}")
+        for options in EITHER:
+            if further.keys() & options:
+                request = {option: value for option, value in request.items() if option not in options}
         request.update(further)
     if "clusters" in request:
         raise WorkflowError(f"--clusters={request['clusters']}: only the cluster of SLURM_CONF is asked about its jobs")
-    if "no-requeue" in request:
-        request.pop("requeue", None)
     return request
 
 
@@ -277,7 +287,9 @@ def not_understood(names: Iterable[str], readers: Sequence[Any], limits: Collect
         option = name.removeprefix("slurm_")
         close = difflib.get_close_matches(name, UNDERSTOOD, 1, cutoff=0.8)
         if close or option in _SBATCH or option != name:
-            hint = f"did you mean {close[0]}?" if close else f"type slurm_extra='--{option.replace('_', '-')}=...'"
+            option = option.replace("_", "-")
+            hint = INSTEAD.get(option, f"type slurm_extra='--{option}=...'")
+            hint = f"did you mean {close[0]}?" if close else hint
             raise WorkflowError(f"resource {name}: not understood; {hint}")
     return [] if any(callable(reader) for reader in readers) else unknown
 

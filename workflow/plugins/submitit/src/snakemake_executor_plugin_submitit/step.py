@@ -107,7 +107,8 @@ class JobStep:
                 return
             except (OSError, subprocess.SubprocessError) as error:
                 outcome = _outcome(end, "preempted", f"could not be requeued: {error}")
-        write_json(self.files.outcome(self.record.number), outcome._asdict())
+        if not (outcome.is_provisional and self.files.end(self.record.number)):  # the driver has recorded its scancel
+            write_json(self.files.outcome(self.record.number), outcome._asdict())
 
     def checkpoint(self) -> object:
         """Return this step, which submitit runs after a requeue; the job's own files have its progress."""
@@ -167,7 +168,7 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
         if oom_kills() > kills and code == 137:
             killed = {"failure_class": "oom", "message": "killed by the kernel for lack of memory"}
             write_json(files.status, {**read_json(files.status), **killed})
-        # If the job has ended before `limit_s`, its signal had another cause than the time limit, such as a preemption.
+        # A signal before `limit_s` had another cause than the time limit, such as a preemption.
         limit_s = 60 * step.record.requested["runtime"] - step.signal_delay_s - SIGNAL_EARLY_S
         end = add_attempt(
             files.attempts,
@@ -175,7 +176,7 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
             exit_code=code,
             asked=signals.asked.name if signals.asked else None,
             seconds=round(seconds, 1),
-            is_time_limit=signals.asked is not None and seconds >= limit_s,
+            is_time_limit=signals.first_s - begin >= limit_s,
             progress=files.progress(),
         )
     return None if signals.is_ended else end
@@ -286,7 +287,8 @@ def script(step: JobStep) -> str:
 def in_container(step: JobStep) -> str:
     """Return the job's command in the image, with the image's `python` and the working and submitit folders mounted."""
     command = step.command.replace(sys.executable, "python")
-    image = step.container if "://" in step.container else os.path.join(step.workdir, step.container)
+    image = os.path.expanduser(step.container)
+    image = image if "://" in image else os.path.join(step.workdir, image)
     binds = dict.fromkeys([step.workdir, str(step.files.path.parent.parent)])
     gpu_options = ["--nv", "--rocm"] if step.record.requested["gpu"] else []  # without a driver, these only warn
     options = [*gpu_options, *(f"--bind={path}" for path in binds), f"--pwd={step.workdir}"]

@@ -142,7 +142,7 @@ class Record:
     excluded: list[str] = field(default_factory=list)
     memory: float = 1.0
     retries: dict[str, int] = field(default_factory=dict)
-    gpus: list[int] = field(default_factory=list)
+    gpus: list[str] = field(default_factory=list)
     rule: str = ""
     wildcards: str = ""
     requested: dict[str, int] = field(default_factory=dict)
@@ -164,13 +164,13 @@ def load(files: JobFiles) -> Record | None:
         return None
 
 
-def load_all(folder: Path, keys: Collection[str] | None = None) -> list[tuple[JobFiles, Record | None]]:
-    """Return the files and the record of each job in `folder`, sorted by path; None for an unreadable record.
+def load_all(folder: Path, keys: Collection[str] | None = None) -> Iterator[tuple[JobFiles, Record | None]]:
+    """Yield the files and the record of each job in `folder`, sorted by path; None for an unreadable record.
 
     keys: the values of `JobFiles.key` of the jobs to load; None loads all.
     """
     every = [JobFiles(path) for path in sorted((folder / "jobs").glob("*/"))]
-    return [(files, load(files)) for files in every if keys is None or files.key in keys]
+    return ((files, load(files)) for files in every if keys is None or files.key in keys)
 
 
 def job_files(folder: Path, rule: str, outputs: Sequence[str]) -> JobFiles:
@@ -347,8 +347,11 @@ def add_attempt(path: Path, event: str, **facts: Any) -> dict[str, Any]:
     and `is_time_limit`.
     """
     written = {"event": event, "unix_s": round(time.time(), 1), **facts}
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps(written, sort_keys=True) + "\n")
+    with open(path, "a+b") as file:
+        file.seek(max(0, file.tell() - 1))
+        if file.read() not in (b"", b"\n"):
+            file.write(b"\n")  # a crash has truncated the last line
+        file.write(json.dumps(written, sort_keys=True).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
     return written

@@ -7,6 +7,7 @@ sbatch has accepted a job, the job does not need its driver. Only the owner of t
 import glob
 import logging
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ LARGEST_ARRAY = 500  # during the submission, each of its jobs has an open lock 
 TRANSIENT = (
     "timed out", "unable to contact", "temporarily", "connection refused", "try again", "communication", "resending",
 )  # fmt: skip
+GPU = re.compile(r"\d+|(GPU|MIG)-.+")
 REFUSED = End("user", "not submitted")
 UNLIMITED = 10**6  # disables submitit's own limit of time-outs, because `step.decide` limits the requeues
 
@@ -76,6 +79,8 @@ class Dispatcher:
                 try:
                     locks.enter_context(job.files.lock())
                     earlier = store.load(job.files)
+                    if earlier is None and job.files.record.exists():
+                        check_is_closed(job.files.record)
                     if earlier and earlier.is_open and self._is_adopted(job, earlier, known):
                         self.jobs[id(job.job)] = job
                         done.append((job, ""))
@@ -113,7 +118,12 @@ class Dispatcher:
         )
         another = Job(job.job, step=job.step, record=record, request=job.request)
         with job.files.lock():
-            self._start([another], End(kind, "not submitted again"))
+            current = store.load(job.files)
+            if current and current.number > old.number and current.job_id:  # another driver has submitted it again
+                another.record = current
+                self.jobs[id(job.job)] = another
+            else:
+                self._start([another], End(kind, "not submitted again"))
         return another
 
     def _is_adopted(self, job: Job, earlier: Record, known: dict[str, SlurmState]) -> bool:
@@ -226,20 +236,31 @@ class Dispatcher:
             except OSError as error:
                 self.log.warning(f"{store.no_storage(job.files.path, error)}; its record stays open")
 
-    def _free_gpus(self, job: Job) -> list[int]:
-        """Return the numbers of as many GPUs as the job requests, or of all if this machine has fewer.
+    def _free_gpus(self, job: Job) -> list[str]:
+        """Return as many GPUs as the job requests, or all if this machine has fewer, by number or UUID.
 
         The GPUs are not used by other jobs of this driver if enough of them are free. Otherwise, warn and return the
-        first of all GPUs, which jobs then share. If no GPU is visible, the numbers count from 0.
+        first of all GPUs, which jobs then share. If this machine lists no GPUs, the numbers count from 0.
         """
         count = job.record.requested["gpu"]
         others = [other for other in list(self.jobs.values()) if other.job is not job.job]
-        every = visible_gpus() or list(range(count))
+        listed = visible_gpus()
+        every = [str(number) for number in range(count)] if listed is None else listed
         free = [gpu for gpu in every if not any(gpu in other.record.gpus for other in others)]
         if len(free) < count:
-            self.log.warning(f"{count} GPUs requested, {len(free)} of this machine are free; jobs share them")
+            why = "jobs share them" if every else "CUDA_VISIBLE_DEVICES names none"
+            self.log.warning(f"{count} GPUs requested, {len(free)} of this machine are free; {why}")
             free = every
         return free[:count]
+
+
+def check_is_closed(record: Path) -> None:
+    """Check that an unreadable record, maybe of another version of this plugin, is not open. Raises: NotSubmitted."""
+    if store.read_json(record).get("is_open", True):
+        raise NotSubmitted(
+            f"{record}: this version cannot read it, and its job may still run; "
+            "when no job makes these outputs any more, delete it, then start again"
+        )
 
 
 def batches(jobs: Sequence[Job], array_size: int) -> list[list[Job]]:
@@ -255,11 +276,12 @@ def batches(jobs: Sequence[Job], array_size: int) -> list[list[Job]]:
     return [group[first : first + size] for group in groups.values() for first in range(0, len(group), size)]
 
 
-def visible_gpus() -> list[int]:
+def visible_gpus() -> list[str] | None:
+    """Return the GPUs that CUDA would use, by number or UUID; None if this machine lists none."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        return [int(word) for word in named.split(",") if word.strip().isdigit()]
-    return sorted(int(path.removeprefix("/dev/nvidia")) for path in glob.glob("/dev/nvidia[0-9]*"))
+    if named is not None:  # CUDA ignores everything after the first invalid name, such as -1
+        return list(takewhile(GPU.fullmatch, map(str.strip, named.split(","))))
+    return sorted((path.removeprefix("/dev/nvidia") for path in glob.glob("/dev/nvidia[0-9]*")), key=int) or None
 
 
 def write_steps(jobs: Sequence[Job]) -> None:
@@ -288,7 +310,7 @@ def start_locally(job: Job) -> subprocess.Popen[bytes]:
     return start_controller(
         Path(job.record.folder),
         shlex.join(step_command(job.record)),
-        cuda_devices=",".join(map(str, job.record.gpus)),
+        cuda_devices=",".join(job.record.gpus),
         timeout_min=job.record.requested["runtime"],
         signal_delay_s=int(job.step.signal_delay_s),
     )
