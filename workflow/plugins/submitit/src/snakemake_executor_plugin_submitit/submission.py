@@ -129,7 +129,8 @@ class Dispatcher:
     def _is_adopted(self, job: Job, earlier: Record, known: dict[str, SlurmState]) -> bool:
         """Return whether the job takes over `earlier`, because this submission still runs or has made all outputs.
 
-        `earlier` becomes the job's record in any case. Processes that an ended local job left behind are stopped.
+        `earlier` becomes the job's record in any case. If a local job has ended without recording how, the
+        processes that it left behind are stopped.
         Raises: NotSubmitted if a job with other parameters still makes the outputs, or if one on another machine may;
         NoAnswer; OSError.
         """
