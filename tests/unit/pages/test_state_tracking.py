@@ -94,7 +94,7 @@ def test_the_accuracies_by_the_released_codes_criterion_are_the_kept_ones() -> N
     words = (
         f"{late.min():.0f} to {late.max():.0f} % at four times the length, and {hard.min():.0f} to {hard.max():.0f} %"
     )
-    assert f"the same A5 models have {words} with 50 % hard tokens" in " ".join(read("README.md").split())
+    assert f"the A5 models above have {words} with 50 % hard tokens" in " ".join(read("README.md").split())
 
 
 def test_the_differences_of_sequential_mode_are_the_kept_ones() -> None:
