@@ -131,6 +131,7 @@ FREE = "results/tiny/train/implicit-s0/free/manifest.json"
     ("words", "said"),
     [
         (["trian"], r"trian: no target of tiny\.yaml, by name there are .*\btiny\b.*; did you mean 'train'"),
+        (["miniatur"], r"miniatur: no target of tiny\.yaml, .*; did you mean 'miniature'"),
         ([FREE.replace("free", "fre")], rf"\S+/fre/manifest\.json: no target .*; did you mean '{FREE}'"),
         (
             ["demo"],

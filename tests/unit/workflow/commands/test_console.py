@@ -168,6 +168,7 @@ IDENTITY = "--run-dir x --identity {}"
             f"compare implicit-s explicit {TINY}",
             f"implicit-s: {NO_RUN}",
         ),
+        ("compare tiny.yaml", "no run is named; type runs of tiny to compare: implicit, explicit"),
         (f"compare implicit-s0 explicit {TINY}", "implicit-s0: has not finished; type: snakemake .*"),
         (
             f"compare ./ explicit {TINY}",

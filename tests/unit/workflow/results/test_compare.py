@@ -170,6 +170,8 @@ def test_the_command_prints_tables_and_json(capsys: pytest.CaptureFixture[str], 
     ):
         assert re.search(line, out, re.MULTILINE), line
     assert "@" not in out
+    alone = output(capsys, "compare", "implicit-s0", *where(finished))
+    assert ("nothing differs" in alone, "accuracy_last10" in alone) == (False, True)
     seeds = ("compare", "implicit", "explicit", *where(finished))
     assert "implicit/free (2 seeds)" in output(capsys, *seeds)
     values = json.loads(output(capsys, *seeds, "--json"))

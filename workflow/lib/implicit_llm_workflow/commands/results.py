@@ -144,6 +144,9 @@ def compare(
         plan, names = None, words
     else:
         plan, names = options.choose(words, config, results, to_stderr=as_json)
+        if not names:
+            runs = ", ".join(plan.experiment.runs)
+            raise options.OptionError(f"no run is named; type runs of {plan.experiment.name} to compare: {runs}")
     columns = results_of.find_columns(names, plan)
     if as_json:
         options.print_json(results_of.as_json(columns))

@@ -260,12 +260,15 @@ def _evaluations(model: Result) -> Iterator[tuple[str, Manifest]]:
 
 
 def view(columns: Sequence[ComparedColumn]) -> Iterator[RenderableType]:
-    """Yield the tables of a comparison; a cell of several seeds has their mean, lowest and highest value."""
+    """Yield the tables of a comparison; a cell of several seeds has their mean, lowest and highest value.
+
+    A single column has only its numbers.
+    """
     sizes = [len(column.results) for column in columns]
     labels = [it.label if size == 1 else f"{it.label} ({size} seeds)" for it, size in zip(columns, sizes, strict=True)]
     if rows := differences(columns):
         yield plain_table("what differs", *labels, rows=[(row.shown, *row.values) for row in rows])
-    else:
+    elif len(columns) > 1:
         yield Text("nothing differs: config, code and inputs are equal")
     numbers = number_rows(columns)
     shown = [row for row in numbers if SWEPT not in row.name]

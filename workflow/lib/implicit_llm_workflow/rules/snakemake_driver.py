@@ -276,7 +276,7 @@ def _unknown(workflow: Any, word: str, names: Iterable[str], plan: Plan, readabl
             f"{word}: belongs to the experiment {other}, and this call is of {source}; type `snakemake --configfile "
             f"{shlex.quote(str(experiment_path(other)))}` with your other options"
         )
-    hint = nearest(word, [*names, *readable], f"`{plan.list_command}` lists its jobs")
+    hint = nearest(word, [*names, *readable, *experiment_names()], f"`{plan.list_command}` lists its jobs")
     if Path(workflow.basedir).resolve() != PROJECT_DIR.resolve():
         hint += "; rules of your own Snakefile must stand above its `include`"
     return UnknownTarget(f"{word}: no target of {source}, by name there are {', '.join(sorted(names))}; {hint}")
