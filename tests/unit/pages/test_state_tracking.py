@@ -91,9 +91,10 @@ def test_the_accuracies_by_the_released_codes_criterion_are_the_kept_ones() -> N
     page = " ".join(read("docs/state-tracking.md").split())
     ends = f"has {late.min():.1f} to {late.max():.1f} % at 1,024 tokens instead of 100 %, and {hard.min():.1f} to"
     assert f"{ends} {hard.max():.1f} % at 256 tokens with 50 % hard." in page
+    assert f"criterion](#5-modes-and-criteria) gives {late.min():.0f} % at 1,024." in page
     s5 = 100 * frame.loc["released-criterion", "s5-implicit", "free"].query("length == 128").accuracy_last10
     ends = [f"{values.min():.0f} to {values.max():.0f} %" for values in (late, hard, s5)]
-    stated = "the A5 models above have {} at four times the length and {} with 50 % hard tokens. The S5 model has {}"
+    stated = "A5 models above have {} at four times the length and {} with 50 % hard tokens. The S5 model has {} at 128"
     assert stated.format(*ends) in " ".join(read("README.md").split())
 
 
@@ -108,6 +109,18 @@ def test_the_differences_of_sequential_mode_are_the_kept_ones() -> None:
     page = " ".join(read("docs/state-tracking.md").split())
     stated = f"by up to {differences.abs().max():.0f} points for single seeds, and by {at_four_times.abs().max():.0f}"
     assert f"{stated} in means at four times the trained length." in page
+    s5 = differences["s5-implicit"].abs().max()
+    stated = f"Without state passing, blocks of 8 and single tokens differ by up to {s5:.1f} points."
+    assert stated in " ".join(read("docs/evaluation.md").split())
+
+
+def test_the_serial_steps_of_whole_sequences_are_the_measured_ones() -> None:
+    rows = [row for row in benchmark("evaluation-blocks", "cpu")["rows"] if row["block_len"] == row["length"]]
+    steps = {row["model"]: f"{row['serial_steps_per_token']:.2f}" for row in rows}
+    stated = "{} per token on A5 × monoid and {} on S5".format(
+        *(steps[f"{name}-s0"] for name in ("a5-monoid-published", "s5-state-passing"))
+    )
+    assert stated in " ".join(read("docs/results.md").split())
 
 
 def test_the_preliminary_runs_of_state_passing_are_the_kept_ones() -> None:
@@ -314,6 +327,9 @@ def test_what_the_page_says_of_figure_3_is_in_the_kept_results() -> None:
 def test_what_the_page_says_of_catbabi_is_in_the_kept_results() -> None:
     page = " ".join(read("docs/catbabi.md").partition("## Results")[2].split())
     found = WRITTEN["TRACKING"]["records"]("catbabi").sort_values("seed")
+    flops = found.groupby("run").train_flops.mean()
+    times = [flops["babi-implicit"] / flops[f"babi-explicit-layers{number}"] for number in (4, 1)]
+    assert "takes {:.0f} times the training FLOPs of four layers and {:.0f} times those of one.".format(*times) in page
     tests = found[found.data == "babi-test"].set_index(["is_implicit", "num_layers", "protocol"]).sort_index()
     one, four = tests.loc[(True, 1)], tests.loc[(False, 4)]
     means = (f"{100 * model.accuracy[by].mean():.1f}" for by in ("windowed", "carried") for model in (one, four))

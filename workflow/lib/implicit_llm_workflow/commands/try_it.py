@@ -27,16 +27,16 @@ INTRODUCTION = """
 [bold]Task[/bold]   Multiply random permutations of five things, one a token. After each
        token: which of the 120 is the product so far? (The group S5.)
 [bold]Model[/bold]  One implicit Mamba2 layer, {size} parameters: z* = f(z*, x).
-       Trained on sequences of {trained} tokens, each from the state of the last one.
-[bold]Test[/bold]   {words} new sequences of {length} tokens: {times:.3g} times as long.
+       Trained on pieces of {trained} tokens, each from the state of the last one.
+[bold]Test[/bold]   {words} new sequences of {length} tokens: {times:.3g} times a piece.
 """
 NOTES = """
 {right} of {words} sequences are right at every token. A token took {evaluations:.1f} evaluations of f.
 
 [dim]The weights are those of seed 0, kept by rule and not for their result. Seeds 0
 to 4 have {seeds} % at the last ten of 512 tokens.
-Explicit rows are kept results: 3 seeds, trained without state passing and dropout
-for a quarter of the steps. An LSTM trained with state passing can do this too.[/dim]
+Explicit rows are stored results of 3 seeds, trained without state passing or
+dropout for a quarter of the steps. An LSTM with state passing can do this too.[/dim]
 """
 
 
