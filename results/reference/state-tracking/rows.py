@@ -169,7 +169,7 @@ CONTROLS = {
     "s5-passing-explicit-layers16/explicit": "explicit Mamba2, 16 layers",
     "s5-passing-explicit-no-restart-layers1/explicit": "explicit Mamba2, 1 layer, no restart",
     "s5-passing-explicit-no-restart-layers4/explicit": "explicit Mamba2, 4 layers, no restart",
-    "s5-passing-explicit-no-restart-layers16/explicit": "explicit Mamba2, 16 layers, no restart, only seed 0",
+    "s5-passing-explicit-no-restart-layers16/explicit": "explicit Mamba2, 16 layers, no restart; 65,536: seeds 0 and 2",
     "s5-passing-no-restart/free": "implicit, no restart, only seed 0 planned",
 }
 
