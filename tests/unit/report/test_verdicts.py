@@ -41,6 +41,8 @@ def of_seeds(*values: float | None, **about: Any) -> list[Record]:
 
 FULL = {"train_tokens": 4e6, "num_parameters": 1000.0}
 CONTROLS = (Control("without it", {"run": "b"}), Control("another", {"run": "c"}))
+BY_MODE = (Control("by the other mode", mode="other"),)
+HEADLINE = Measure("accuracy_last10", of={"group": "A5", "is_headline": True})
 ANYTHING = Measure("accuracy_last10", of={"group": "A5"})
 # By the sentence: the records, what is stated of the claim, and what the row then has.
 ROWS: dict[str, tuple[list[Record], dict[str, Any], dict[str, Any]]] = {
@@ -71,15 +73,34 @@ ROWS: dict[str, tuple[list[Record], dict[str, Any], dict[str, Any]]] = {
     "models are never one number": (runs(good=1.0, bad=0.1, fair=0.7), {"measure": ANYTHING}, {"here": "100.0 %"}),
     "a control that does as well is beside the claim, and one that was not run": (
         of_seeds(1.0, 1.0) + of_seeds(1.0, run="b"), {"controls": CONTROLS},
-        {"essential": ("control: without it 100.0 % (also meets the bound)", "control not run: another")},
+        {"essential": ("control: without it 100.0 % (holds too)", "control not run: another")},
     ),
     "a control that does worse is beside the claim": (
         of_seeds(1.0, 1.0) + of_seeds(0.1, run="b"), {"controls": CONTROLS},
         {"essential": ("control: without it 10.0 %", "control not run: another")},
     ),
+    "the deciding run in another mode is a control": (
+        of_seeds(1.0, 0.95) + of_seeds(0.9, run="b")
+        + of_seeds(0.2, 0.3, mode="other") + of_seeds(0.99, run="b", mode="other"),
+        {"controls": BY_MODE, "measure": HEADLINE},
+        {"essential": ("best of 2 recipes", "control: by the other mode 20.0 to 30.0 %")},
+    ),
+    "a planned number of another mode is missed": (
+        of_seeds(1.0) + of_seeds(None, mode="other"), {"controls": BY_MODE, "measure": HEADLINE},
+        {"essential": ("control not run: by the other mode",)},
+    ),
+    "a mode that the experiment does not plan is not missed": (
+        of_seeds(1.0), {"controls": BY_MODE, "measure": HEADLINE}, {"essential": ()},
+    ),
     "a sentence from the reading note is marked": (of_seeds(1.0), {}, {"paper": f"solved (Fig. 3) {FROM_NOTE}"}),
     "a sentence from the paper is not marked": (of_seeds(1.0), {"mark": "paper"}, {"paper": "solved (Fig. 3)"}),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("about", [{}, {"of": {"run": "b"}, "mode": "other"}])
+def test_a_control_is_another_model_or_another_mode(about: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="control 'x': give either `of` or `mode`"):
+        Control("x", **about)
 
 
 @pytest.mark.parametrize(("records", "claim", "expected"), ROWS.values(), ids=ROWS)
@@ -91,7 +112,7 @@ def test_a_row_has(records: list[Record], claim: dict[str, Any], expected: dict[
 def test_the_best_model_is_shown_with_the_range_of_the_others() -> None:
     row = row_of(runs(good=1.0, bad=0.1, fair=0.7), measure=ANYTHING)
     assert "the others 10.0 to 70.0 %" in row.evidence
-    assert row.essential == ("best of 3 models",)
+    assert row.essential == ("best of 3 recipes",)
 
 
 def test_a_claim_that_is_not_finished_is_counted_so() -> None:

@@ -39,10 +39,19 @@ SIGNS = {">=": ("≥", operator.ge), "<=": ("≤", operator.le), ">": (">", oper
 
 @dataclass(frozen=True)
 class Control:
-    """A model without the feature that the claim credits. `of`: replaces the `of` of the claim's measure."""
+    """A model without the feature that the claim credits, or the deciding model in another evaluation mode.
+
+    of: replaces the `of` of the claim's measure. mode: selects this mode of the deciding model, instead of `of`. An
+    experiment that does not plan the mode has no such control. Raises: ValueError unless there is one of the two.
+    """
 
     name: str
-    of: Mapping[str, Any]
+    of: Mapping[str, Any] | None = None
+    mode: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.of is None) == (self.mode is None):
+            raise ValueError(f"control {self.name!r}: give either `of` or `mode`")
 
 
 @dataclass(frozen=True)
@@ -190,9 +199,16 @@ def judge(claim: Claim, frame: pd.DataFrame, scale: str) -> Judgement:
     if lacking and (claim.speaks_for_best or deciding in lacking or verdict != FAILS):
         verdict, deciding = MISSING, deciding if deciding in lacking else lacking[0]
     others = tuple(item for item in worst_of_run if item.run != deciding.run)
-    controls = [  # judged by the same bound
-        replace(claim, statement=one.name, measure=replace(claim.measure, of=one.of), controls=())
-        for one in claim.controls
-    ]
-    judged = tuple(judge(control, frame, scale) for control in controls)
-    return Judgement(claim, verdict, deciding, len(of_run), others=others, controls=judged)
+    controls = ((one, _judge_control(claim, one, deciding, frame, scale)) for one in claim.controls)
+    planned = tuple(control for one, control in controls if one.mode is None or control.verdict != NOT_RUN)
+    return Judgement(claim, verdict, deciding, len(of_run), others=others, controls=planned)
+
+
+def _judge_control(claim: Claim, control: Control, deciding: Found, frame: pd.DataFrame, scale: str) -> Judgement:
+    """Judge a control by the bound of its claim; `deciding` is the model that decides the claim."""
+    of = control.of
+    if of is None:
+        frame = frame[frame.name == deciding.run]
+        of = {key: value for key, value in claim.measure.of.items() if key != "is_headline"} | {"mode": control.mode}
+    measure = replace(claim.measure, of=of)
+    return judge(replace(claim, statement=control.name, measure=measure, controls=()), frame, scale)

@@ -239,10 +239,10 @@ def _tested(entry: Entry) -> tuple[str, ...]:
 
 
 def _of_several(entry: Entry) -> tuple[str, ...]:
-    """Return the number of measured models, and whether the entry's model is the best or worst; empty for one model."""
+    """Return how many recipes were measured, and whether the entry's is the best or the worst; empty for one recipe."""
     number = sum(value is not None for value in (entry["measured"]["mean"], *entry["others"].values()))
     is_one_of_several = number > 1 and entry["measured"]["mean"] is not None
-    return (f"{'best' if entry['is_best_of_them'] else 'worst'} of {number} models",) if is_one_of_several else ()
+    return (f"{'best' if entry['is_best_of_them'] else 'worst'} of {number} recipes",) if is_one_of_several else ()
 
 
 def _range(low: float, high: float, form: str) -> str:
@@ -281,7 +281,7 @@ def _training(entry: Entry) -> tuple[str, ...]:
 def _controls(entry: Entry) -> tuple[str, ...]:
     """Return the range of each control and whether it also meets the bound, then the controls that were not run."""
     lacking = [control["name"] for control in entry["controls"] if control["mean"] is None]
-    too = {True: " (also meets the bound)", False: ""}
+    too = {True: " (holds too)", False: ""}
     words = [
         f"{one['name']} {_range(one['low'], one['high'], entry['form'])}"
         + too[one["verdict"] == entry["verdict"] == HOLDS]
