@@ -38,7 +38,7 @@ from implicit_llm_contracts.runs.fetched_files import (
     weight_files,
 )
 from implicit_llm_contracts.runs.manifest import sha256_of
-from implicit_llm_contracts.runs.places import downloads_folder, local_folder
+from implicit_llm_contracts.runs.places import local_folder
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 
 TRANSFORMERS, PUBLISHED, ORIGINAL = "transformers", "published", "original_mamba2"
@@ -50,8 +50,7 @@ def run(context: StageContext) -> StageResult:
     No code of a checkpoint runs. A checkpoint of transformers is copied unchanged; other layouts are converted to fp32.
     Runtime option: downloads. Raises: UserError.
     """
-    wanted = context.settings(CheckpointConfig)
-    checkpoint = find_checkpoint(wanted, downloads_folder(context.runtime.get("downloads")))
+    checkpoint = find_checkpoint(context.settings(CheckpointConfig), context.downloads)
     layout = layout_of(checkpoint)
     transformers_logging.disable_progress_bar()
     model = _load(checkpoint, layout)

@@ -1,7 +1,6 @@
 """Define the base class of the models of all families: loading, saving, initialisation and the solver."""
 
 import inspect
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,8 @@ from implicit_llm.models.layers import NormedWeight, RMSNorm, touched_module
 from implicit_llm.models.published import is_published, read_published_weights
 from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.hints import nearest
+from implicit_llm_contracts.runs.atomic import read_object
+from implicit_llm_contracts.runs.fetched_files import CONFIG_FILE
 from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest
 
 # The arguments by which trl and transformers pass packed documents.
@@ -59,11 +60,7 @@ class ImplicitPreTrainedModel(PreTrainedModel):
         path = Path(pretrained_model_name_or_path) if pretrained_model_name_or_path is not None else None
         if path is not None and (path / MANIFEST).is_file():
             pretrained_model_name_or_path = path = path / (Manifest.read(path / MANIFEST).model_folder or "")
-        if (
-            path is None
-            or not (path / "config.json").is_file()
-            or not is_published(json.loads((path / "config.json").read_text()))
-        ):
+        if path is None or not is_published(read_object(path / CONFIG_FILE)):
             return _quantised_or_not(super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs))
         if kwargs.get("config") is None:
             config, kwargs = cls.config_class.from_pretrained(path, **kwargs | {"return_unused_kwargs": True})
@@ -73,7 +70,7 @@ class ImplicitPreTrainedModel(PreTrainedModel):
         has_head = cls.__name__.endswith("ForCausalLM")
         if not has_head or kwargs["config"].tie_word_embeddings:
             weights = {name: value for name, value in weights.items() if not name.startswith("lm_head.")}
-        if cls.base_model_prefix and not has_head:
+        if not has_head:
             weights = {name.removeprefix(f"{cls.base_model_prefix}."): value for name, value in weights.items()}
         return _quantised_or_not(super().from_pretrained(None, *args, state_dict=weights, **kwargs))
 

@@ -140,10 +140,10 @@ def write_checkpoint(state: TrainingState, final_dir: Path) -> None:
     random = {f"{rank}.{name}": tensor for rank, (_, part) in enumerate(state.random) for name, tensor in part.items()}
     values = {
         "global_step": state.global_step,
-        "identity": dict(state.identity),
-        "random": [dict(values) for values, _ in state.random],
-        "metrics": dict(state.metrics),
-        "scaler": None if state.scaler is None else dict(state.scaler),
+        "identity": state.identity,
+        "random": [values for values, _ in state.random],
+        "metrics": state.metrics,
+        "scaler": state.scaler,
     }
     with new_directory(final_dir, state.num_bytes) as directory, _safetensors_errors(final_dir):
         _save(state.model, directory / MODEL)

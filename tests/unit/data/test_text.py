@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.config.text import Corpus, CorpusFiles, HubCorpus, LibraryCorpus
-from implicit_llm_contracts.runs.fetched_files import COMPRESSIONS, Fetched, HubFiles, fetched_files, is_text
+from implicit_llm_contracts.runs.fetched_files import COMPRESSIONS, Fetched, HubFiles, find_fetched, is_text
 from implicit_llm_contracts.runs.places import corpus_digest
 from implicit_llm_data.stages import token_shard
 from implicit_llm_data.stages import tokenizer as stage
@@ -275,7 +275,7 @@ def test_an_unfinished_fetch_is_not_taken_for_the_corpus_and_files_put_there_by_
     (folder_of(downloads) / ".cache" / "huggingface").rmdir()
     write_jsonl(folder_of(downloads) / "data" / "test-0.jsonl", ["of another split"])
     assert names(downloads) == ["data/train-0.jsonl", "data/train-1.jsonl"]
-    assert fetched_files(HubFiles("dataset", "who/nobody", None, "train"), downloads) is None
+    assert find_fetched(HubFiles("dataset", "who/nobody", None, "train"), downloads) is None
 
 
 @pytest.mark.parametrize("suffix", ["", *COMPRESSIONS])

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from implicit_llm_contracts.config.fill import AsGiven, Only
+from implicit_llm_contracts.config.fill import AsGiven
 from implicit_llm_contracts.config.solver import AS_TRAINED, STOPS, EvalMode, SolverConfig
 from implicit_llm_contracts.config.values import (
     DISTINCT,
@@ -18,6 +18,7 @@ from implicit_llm_contracts.config.values import (
     Names,
     Number,
     Share,
+    integer,
 )
 from implicit_llm_contracts.errors import UserError, refuse_if
 from implicit_llm_contracts.hints import nearest
@@ -33,7 +34,8 @@ RELEASED_CRITERION = "released-criterion"
 COUPLED_BATCH_SIZE = 64
 # The default number of draws of the Language Model Evaluation Harness, for the standard error of a perplexity.
 BOOTSTRAP_DRAWS = 100_000
-AtLeastTwo = Annotated[int, Only(lambda value: value >= 2, "an integer of at least 2")]
+AtLeastTwo = Annotated[int, integer(2)]
+Precision = Literal["fp32", "bf16"]
 EXAMPLE = "{name: blockwise-8-token, eval_mode: blockwise, eval_block_len: 8, eval_stop: token}"
 
 
@@ -94,13 +96,8 @@ class ModeConfig(AsGiven):
 
     def solver(self, trained: SolverConfig) -> SolverConfig:
         """Return `trained`, the solver saved with the model, changed by the settings of this mode that are not None."""
-        changed: dict[str, Any] = {
-            "eval_mode": self.eval_mode,
-            "eval_max_iter": self.eval_max_iter,
-            "eval_stop": self.eval_stop,
-            "eval_block_len": self.eval_block_len,
-            "tol": self.eval_tol,
-        }
+        keys = ("eval_mode", "eval_max_iter", "eval_stop", "eval_block_len")
+        changed = {key: getattr(self, key) for key in keys} | {"tol": self.eval_tol}
         return dataclasses.replace(trained, **{key: value for key, value in changed.items() if value is not None})
 
     def record(self, trained: SolverConfig | None) -> dict[str, Any]:
@@ -205,7 +202,7 @@ class EvaluateConfig(InModes):
 
     kind: Literal["word_problem"]
     lengths: tuple[Count, ...] | None = None
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Precision = "fp32"
 
 
 @dataclass(frozen=True)
@@ -238,7 +235,7 @@ class PerplexityConfig(InModes):
     kind: Literal["perplexity"]
     lengths: Annotated[tuple[AtLeastTwo, ...], DISTINCT] | None = None
     max_tokens: Count | None = None
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Precision = "fp32"
 
 
 @dataclass(frozen=True)
@@ -256,7 +253,7 @@ class DualityConfig(InModes):
     lengths: Annotated[tuple[Count, ...], SOME] | None = None
     max_tokens: Count | None = None
     trace_tokens: Count = 16384
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Precision = "fp32"
 
 
 @dataclass(frozen=True)
@@ -290,7 +287,7 @@ class LmEvalConfig(InModes):
     tasks: Names
     num_fewshot: Number = 0
     limit: Count | None = None
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Precision = "fp32"
     task_path: str | None = None
     task_files: Mapping[str, str] | None = None
     bootstrap_draws: Number = BOOTSTRAP_DRAWS  # 0 gives no standard error

@@ -15,6 +15,7 @@ from implicit_llm_contracts.config.values import (
     Seed,
     Text,
     VocabSize,
+    integer,
     matching,
 )
 from implicit_llm_contracts.errors import refuse_if
@@ -85,7 +86,7 @@ class TrainedTokenizer:
     """A byte-level BPE tokenizer, trained on the first documents of the training split, about `max_bytes` in total."""
 
     source: Literal["trained"]
-    max_bytes: Annotated[int, Only(lambda value: value >= 1000, "an integer of at least 1000")] = 100_000_000
+    max_bytes: Annotated[int, integer(1000)] = 100_000_000
     end_of_text: Text = "<|endoftext|>"
 
 

@@ -14,6 +14,13 @@ def matching(pattern: str, allowed: str) -> Only:
     return Only(re.compile(pattern).fullmatch, allowed)
 
 
+def integer(first: int, last: int | None = None) -> Only:
+    """Return a rule that accepts an integer from `first` to `last`; None means no limit."""
+    if last is None:
+        return Only(lambda value: value >= first, f"an integer of at least {first}")
+    return Only(lambda value: first <= value <= last, f"an integer from {first} to {last}")
+
+
 Text = Annotated[str, Only(bool, "a text that is not empty")]
 # A name becomes the name of a folder, which has at most 255 bytes together with its suffixes.
 Name = Annotated[
@@ -36,16 +43,14 @@ ModeName = Annotated[
 Digest = Annotated[str, matching(r"[0-9a-f]{64}", "a sha256 in 64 hexadecimal digits")]
 COMMIT = matching(r"[0-9a-f]{40}", "a commit in 40 lower-case hexadecimal digits")
 Commit = Annotated[str, COMMIT]
-Count = Annotated[int, Only(lambda value: value >= 1, "an integer of at least 1")]
-BatchSize = Annotated[int, Only(lambda value: 1 <= value <= _MAX_BATCH, f"an integer from 1 to {_MAX_BATCH}")]
-Iterations = Annotated[
-    int, Only(lambda value: 1 <= value <= _MAX_ITERATIONS, f"an integer from 1 to {_MAX_ITERATIONS}")
-]
-Steps = Annotated[int, Only(lambda value: 1 <= value <= _MAX_STEPS, f"an integer from 1 to {_MAX_STEPS}")]
-Number = Annotated[int, Only(lambda value: value >= 0, "an integer of at least 0")]
-Length = Annotated[int, Only(lambda value: 1 <= value <= _MAX_LENGTH, f"an integer from 1 to {_MAX_LENGTH}")]
-VocabSize = Annotated[int, Only(lambda value: 2 <= value <= _MAX_VOCABULARY, f"an integer from 2 to {_MAX_VOCABULARY}")]
-Seed = Annotated[int, Only(lambda value: 0 <= value < 1 << 32, f"an integer from 0 to {(1 << 32) - 1}")]
+Count = Annotated[int, integer(1)]
+BatchSize = Annotated[int, integer(1, _MAX_BATCH)]
+Iterations = Annotated[int, integer(1, _MAX_ITERATIONS)]
+Steps = Annotated[int, integer(1, _MAX_STEPS)]
+Number = Annotated[int, integer(0)]
+Length = Annotated[int, integer(1, _MAX_LENGTH)]
+VocabSize = Annotated[int, integer(2, _MAX_VOCABULARY)]
+Seed = Annotated[int, integer(0, (1 << 32) - 1)]
 Fraction = Annotated[float, Only(lambda value: 0 <= value <= 1, "a number from 0 to 1")]
 BelowOne = Annotated[float, Only(lambda value: 0 <= value < 1, "a number from 0 to below 1")]
 Share = Annotated[float, Only(lambda value: 0 < value < 1, "a number above 0 and below 1")]

@@ -139,12 +139,6 @@ def is_pinned(revision: str | None, commit: str) -> bool:
     return revision is not None and len(revision) >= 7 and commit.startswith(revision)
 
 
-def fetched_files(wanted: HubFiles, downloads: Path) -> list[Path] | None:
-    """Return the sorted files of the record that `find_fetched` returns, or None. Raises: FetchedFilesError."""
-    found, folder = find_fetched(wanted, downloads), wanted.folder(downloads)
-    return None if found is None else sorted(folder / name for name in found.sizes)
-
-
 def fetched_model(name: str, revision: str | None, downloads: Path) -> tuple[Path, str | None]:
     """Return the folder of a model of the hub and its commit, which is None for files that the user supplied.
 

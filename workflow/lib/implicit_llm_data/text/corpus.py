@@ -30,7 +30,6 @@ from implicit_llm_contracts.runs.fetched_files import (
     COMPRESSIONS,
     FETCH,
     HubFiles,
-    fetched_files,
     find_fetched,
     is_text,
     words_of,
@@ -161,8 +160,7 @@ def open_share(config: Corpus, downloads: Path, shard: int = 0, num_shards: int 
             files = find_files(config.files, downloads, TextFormat(config.field, limit, config.split_by))
         case HubCorpus():
             wanted = HubFiles("dataset", config.dataset, config.revision, config.split)
-            files = hub_files(wanted, downloads, TextFormat(config.field, limit))
-            commit = None if (found := find_fetched(wanted, downloads)) is None else found.commit
+            files, commit = hub_files(wanted, downloads, TextFormat(config.field, limit))
     if num_shards > len(files):
         raise CorpusError(
             f"num_shards: {num_shards} shards are more than the corpus has files, {len(files)}; "
@@ -173,19 +171,23 @@ def open_share(config: Corpus, downloads: Path, shard: int = 0, num_shards: int 
     return CorpusShare(files[shard::num_shards], listing, commit)
 
 
-def hub_files(wanted: HubFiles, downloads: Path, text_format: TextFormat) -> list[CorpusFile]:
-    """Return the files of a data set of the hub. Their names are relative to its folder, so equal on every machine.
+def hub_files(wanted: HubFiles, downloads: Path, text_format: TextFormat) -> tuple[list[CorpusFile], str | None]:
+    """Return the files of a data set of the hub and its commit, which is None for files that the user supplied.
 
+    The names of the files are relative to the folder of the data set, so equal on every machine.
     Raises: CorpusError if there are none or one is of an unknown kind; FetchedFilesError if the fetch is incomplete or
     files have changed since.
     """
-    folder, paths = wanted.folder(downloads), fetched_files(wanted, downloads)
-    if paths is None:  # a user copied the files: use those with the split in their name, or all if there are none
+    folder, found = wanted.folder(downloads), find_fetched(wanted, downloads)
+    if found is not None:
+        paths = sorted(folder / name for name in found.sizes)
+    else:  # a user copied the files: use those with the split in their name, or all if there are none
         there = [path for path in sorted(folder.rglob("*")) if path.is_file() and is_text(path.name)]
         paths = [path for path in there if wanted.split in words_of(path.relative_to(folder).as_posix())] or there
     if not paths:
         raise CorpusError(f"{wanted.name}: it has not been fetched to {folder}; {FETCH}")
-    return [stored_file(path.relative_to(folder).as_posix(), path, text_format) for path in paths]
+    files = [stored_file(path.relative_to(folder).as_posix(), path, text_format) for path in paths]
+    return files, None if found is None else found.commit
 
 
 def find_files(patterns: Sequence[str], downloads: Path, text_format: TextFormat) -> list[CorpusFile]:
