@@ -112,11 +112,3 @@ def _try_out(what: str, make: Callable[[float], Update]) -> None:
             f"{what}: make(tau) and two iterations, the second for sequences 0 and 2 of three, ended in "
             f"{type(error).__name__}: {error}"
         ) from error
-
-
-def make_update(method: str, tau: float) -> Update:
-    """Return a new update for `method`, a value of `SolverConfig.method`; "plain" ignores `tau`.
-
-    Raises: UnknownName.
-    """
-    return METHODS[method](tau)

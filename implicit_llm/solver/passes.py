@@ -16,10 +16,10 @@ from torch import Tensor
 
 from implicit_llm.solver.fixed_point import FixedPointMap, solve
 from implicit_llm.solver.implicit_gradient import implicit_step, series_step
-from implicit_llm.solver.methods import Update, make_update
+from implicit_llm.solver.methods import Update
 from implicit_llm.solver.residual import Rule, make_rule
 from implicit_llm.solver.stats import Block, SolverStats, gather_blocks, unrolled_stats
-from implicit_llm_contracts.config.solver import SolverConfig
+from implicit_llm_contracts.config.solver import METHODS, SolverConfig
 
 
 class SequenceMap(FixedPointMap, Protocol):
@@ -63,7 +63,7 @@ class Search:
 
     def update(self) -> Update:
         """Return a new update, because each block needs its own: an update may remember iterates."""
-        return make_update(self.method, self.tau)
+        return METHODS[self.method](self.tau)
 
 
 def unrolled_pass(f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig) -> tuple[Tensor, SolverStats]:

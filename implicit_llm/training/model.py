@@ -1,7 +1,7 @@
 """Build the model of a training job from its config."""
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel, set_seed
@@ -12,7 +12,7 @@ from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.loading import import_package_of, load_foreign, to_implicit
 from implicit_llm.models.lstm import LstmForCausalLM
-from implicit_llm_contracts.config.solver import HasSolver, SolverConfig, solver_of
+from implicit_llm_contracts.config.solver import SolverConfig, solver_of
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.hints import nearest
@@ -108,13 +108,13 @@ def _pretrained(fields: dict[str, Any], solver: SolverConfig | None, where: str)
                 "that file"
             )
     try:
-        model = load_foreign(folder)
+        model: Any = load_foreign(folder)
     except ModelConfigError as error:
         raise ModelError(f"{where}.model.pretrained: {folder}: {error}") from error
     if solver is None:
         return model
     if solver_of(model) is not None:
-        cast("HasSolver", model).solver = solver
+        model.solver = solver
         return model
     try:
         return to_implicit(model, solver)

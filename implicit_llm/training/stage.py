@@ -3,7 +3,7 @@
 import shlex
 import shutil
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -29,7 +29,7 @@ from implicit_llm.training.operations.status import shown
 from implicit_llm.training.operations.watchdog import Watchdog
 from implicit_llm.training.state import load_model, model_tensors
 from implicit_llm_contracts.config.fill import fill
-from implicit_llm_contracts.config.solver import HasSolver, solver_of
+from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
 from implicit_llm_contracts.errors import Preempted, UserError
 from implicit_llm_contracts.runs import faults, journal
@@ -126,7 +126,8 @@ def _finish(job: TrainingJob) -> StageResult:
     summary = _summary(job, final)
     solver = solver_of(job.model)
     if solver is not None:
-        cast("HasSolver", job.model).solver = replace(solver, **context.kinds.tasks[job.config.task].protocol)
+        model: Any = job.model
+        model.solver = replace(solver, **context.kinds.tasks[job.config.task].protocol)
     with new_directory(context.work / MODEL_DIR) as directory:
         faults.point("train.before_model")
         job.model.save_pretrained(directory)

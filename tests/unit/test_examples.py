@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 
 import implicit_llm
 from implicit_llm.models.errors import ModelConfigError
-from implicit_llm.solver.methods import make_update
+from implicit_llm.solver.methods import Plain
 from implicit_llm_contracts.config.registry import InvalidEntry, NameTaken
 from implicit_llm_contracts.errors import ConfigError, InvalidValue
 from implicit_llm_contracts.plugins import load_plugin
@@ -227,7 +227,7 @@ def test_a_table_that_is_no_monoid_is_refused(table: list[list[int]], message: s
     ("register", "name", "entry"),
     [
         (register_group, "S3", [[0]]),
-        (implicit_llm.register_method, "anderson", lambda tau: make_update("plain", tau)),
+        (implicit_llm.register_method, "anderson", lambda tau: Plain()),
         (implicit_llm.register_stop, "token", lambda z, fz, tol: None),
     ],
 )

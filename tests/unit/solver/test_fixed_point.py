@@ -18,9 +18,9 @@ from torch import Tensor
 from implicit_llm import NonFiniteState, SolverConfig
 from implicit_llm.solver import fixed_point
 from implicit_llm.solver.fixed_point import FixedPointMap, solve
-from implicit_llm.solver.methods import make_update
 from implicit_llm.solver.passes import evaluation_pass, phantom_steps, series_steps, training_solve, unrolled_pass
 from implicit_llm.solver.residual import make_rule
+from implicit_llm_contracts.config.solver import METHODS
 
 
 @dataclass
@@ -97,7 +97,7 @@ def causal_fixed_point(f: Causal) -> Tensor:
 def run(f: Any, z0: Tensor, *, method: str = "plain", stop: str = "sequence", tol: float = 1e-6, **options: Any) -> Any:
     settings = {"max_iter": 500, "tau": 0.8, "is_training": True, **options}
     rule = make_rule(stop, tol, is_training=settings.pop("is_training"))
-    return solve(f, z0, update=make_update(method, settings.pop("tau")), rule=rule, **settings)
+    return solve(f, z0, update=METHODS[method](settings.pop("tau")), rule=rule, **settings)
 
 
 def evaluations_needed(factor: float, tol: float) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 from implicit_llm_contracts.config.fill import AsGiven, Only, check_fields, fill
 from implicit_llm_contracts.config.registry import Registry
@@ -106,15 +106,6 @@ class SolverConfig(AsGiven):
     def eval_width(self, length: int) -> int:
         """Return the block length (tokens) for `length` tokens in evaluation. Raises: KeyError for "as_trained"."""
         return {"simultaneous": length, "sequential": 1, "blockwise": self.eval_block_len}[self.eval_mode]
-
-
-class HasSolver(Protocol):
-    """A model that finds its fixed point with `solver`, which is None for an explicit model.
-
-    Assign another `SolverConfig` to change the phase or the evaluation mode.
-    """
-
-    solver: SolverConfig | None
 
 
 def solver_of(model: object) -> SolverConfig | None:
