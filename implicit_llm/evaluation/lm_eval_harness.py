@@ -38,6 +38,7 @@ from implicit_llm.evaluation.frame import EvaluateInputError, model_directory
 from implicit_llm.kernels.selection import select_kernels_for
 from implicit_llm_contracts.config.evaluation import ModeConfig
 from implicit_llm_contracts.config.solver import AS_TRAINED, solver_of
+from implicit_llm_contracts.config.text import END_OF_TEXT
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.fetched_files import TOKENIZER_FILE
 from implicit_llm_contracts.runs.logs import wants_bar
@@ -238,7 +239,6 @@ def _in_groups(
 
 
 OWN_CONFIG = "tokenizer_config.json"
-END_OF_TEXT = "<|endoftext|>"
 
 
 class TokenizerMissing(UserError):

@@ -20,6 +20,8 @@ from implicit_llm_contracts.config.values import (
 )
 from implicit_llm_contracts.errors import refuse_if
 
+END_OF_TEXT = "<|endoftext|>"  # of a tokenizer that names no other token
+
 
 @dataclass(frozen=True)
 class LibraryCorpus:
@@ -68,7 +70,7 @@ class TokenizerFile:
     source: Literal["file"]
     file: Text
     sha256: Digest | None = None
-    end_of_text: Text = "<|endoftext|>"
+    end_of_text: Text = END_OF_TEXT
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class HubTokenizer:
     source: Literal["hub"]
     name: Text
     revision: str | None = None
-    end_of_text: Text = "<|endoftext|>"
+    end_of_text: Text = END_OF_TEXT
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class TrainedTokenizer:
 
     source: Literal["trained"]
     max_bytes: Annotated[int, integer(1000)] = 100_000_000
-    end_of_text: Text = "<|endoftext|>"
+    end_of_text: Text = END_OF_TEXT
 
 
 # The bAbI tasks that the simulator can generate.

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from implicit_llm_contracts.config.text import Corpus, CorpusFiles
+from implicit_llm_contracts.config.text import END_OF_TEXT, Corpus, CorpusFiles
 from implicit_llm_contracts.config.values import BelowOne, Count, Seed, VocabSize
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.atomic import write_atomic
@@ -37,7 +37,7 @@ class TokenizerConfig:
 
     source: Literal["file", "hub", "trained"]
     vocab_size: VocabSize
-    end_of_text: str = "<|endoftext|>"
+    end_of_text: str = END_OF_TEXT
     file: str = ""
     sha256: str | None = None
     name: str = ""
