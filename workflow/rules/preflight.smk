@@ -13,7 +13,7 @@ rule preflight:
         device="auto",
         kernels="auto",
     params:
-        checkpoint_bytes=job.largest_checkpoint_bytes(),
+        checkpoint_bytes=lambda wildcards: job.largest_checkpoint_bytes(),
     shell:
         "implicit-llm preflight --hardware {wildcards.hardware:q} --results results/{wildcards.config:q}"
         " --device {resources.device:q} --kernels {resources.kernels:q} --checkpoint-bytes {params.checkpoint_bytes:q}"

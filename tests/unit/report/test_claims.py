@@ -574,6 +574,7 @@ def test_the_projects_claims_can_be_read_and_name_a_mark_for_what_is_published()
 
 
 FACTS = "marks: {{paper: x, not_known: y}}\nfacts: [{{id: a, part: model, what: b, source: d, {}}}]\n"
+NUMBERS = "marks: {{paper: from it}}\n{}: [{{id: x, source: s, mark: paper, {}}}]\n"
 SUITE = (
     "suites: [{name: s, title: t, columns: [{label: a, task: b, metric: acc}], averages: [{label: m, columns: [c]}]}]"
 )
@@ -589,6 +590,26 @@ SUITE = (
         (load_published, FACTS.format("value: c, mark: not_known"), "not_known goes with the value null"),
         (load_published, FACTS.format("value: c, mark: rumour"), "mark"),
         (load_published, FACTS.format("value: c, mark: paper, sauce: x"), "unknown key 'sauce'"),
+        (
+            load_published,
+            NUMBERS.format("downstream", "values: {PIQA: 0.7, HellaSwg: 0.5}"),
+            "x: suite paper has no column 'HellaSwg'; did you mean",
+        ),
+        (
+            load_published,
+            NUMBERS.format("downstream", "suite: mine, values: {PIQA: 0.7}"),
+            "x: suite mine has no column 'PIQA'; there is no such suite",
+        ),
+        (
+            load_published,
+            NUMBERS.format("numbers", "metric: accuracy_last, value: 0.5"),
+            "x: there is no metric 'accuracy_last'; did you mean",
+        ),
+        (
+            load_published,
+            NUMBERS.format("perplexities", "solver: {max_iter: 4}, value: 9.5"),
+            "x: solver: give max_iter and phantom_steps",
+        ),
         (load_suites, SUITE, "an average is of 'c', which is no column of the suite; its columns are a"),
     ],
 )

@@ -4,17 +4,14 @@ import csv
 import io
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from implicit_llm_contracts.errors import UserError
 from implicit_llm_report.inputs.published import MARK_WORDS, load_published
 from implicit_llm_report.inputs.suites import load_suites
 from implicit_llm_report.inputs.training_runs import Solver
 from implicit_llm_report.sections import published_files, published_rows
-from tests.refusals import refused
 from tests.unit.report.sample_runs import given_of
 
 FREE = Solver("fixed_point", 24, 4)
@@ -34,28 +31,6 @@ def test_every_entry_has_a_source_a_mark_that_is_explained_and_a_number_or_words
     for entry in PUBLISHED.entries:
         is_number = isinstance(entry.value, float | int) and math.isfinite(entry.value) and entry.value > 0
         assert is_number or isinstance(entry.value, str) or entry.mark == "not_known", entry.id
-
-
-@pytest.mark.parametrize(
-    ("name", "entry", "message"),
-    [
-        ("downstream", "values: {PIQA: 0.7, HellaSwg: 0.5}", "x: suite paper has no column 'HellaSwg'; did you mean"),
-        (
-            "downstream",
-            "suite: mine, values: {PIQA: 0.7}",
-            "x: suite mine has no column 'PIQA'; there is no such suite",
-        ),
-        ("numbers", "metric: accuracy_last, value: 0.5", "x: there is no metric 'accuracy_last'; did you mean"),
-        ("perplexities", "solver: {max_iter: 4}, value: 9.5", "x: solver: give max_iter and phantom_steps"),
-    ],
-)
-def test_a_mistake_in_the_published_numbers_is_one_line_that_names_the_entry(
-    tmp_path: Path, name: str, entry: str, message: str
-) -> None:
-    path = tmp_path / "published.yaml"
-    path.write_text(f"marks: {{paper: from it}}\n{name}:\n  - {{id: x, source: s, mark: paper, {entry}}}\n")
-    with refused(f"^{path}: .*{message}", UserError):
-        load_published(path)
 
 
 def test_averages_of_published_downstream_results_are_those_of_their_tasks() -> None:

@@ -26,7 +26,6 @@ from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import Status
 from implicit_llm_workflow.project_dirs import PROJECT_DIR
-from implicit_llm_workflow.results.explain import upstream_closure
 from implicit_llm_workflow.rules.snakemake_driver import check_disk
 from implicit_llm_workflow.site import RuleResources
 from implicit_llm_workflow.text import number_text
@@ -337,7 +336,7 @@ def test_hours_of_training_are_those_of_the_estimate(capsys: pytest.CaptureFixtu
     named = {name: hours_in(hours) for name, hours in ROW.findall(PAGE) if hours_in(hours)}
     assert len(named) > 10
     for name, hours in named.items():
-        assert hours == pytest.approx(hours_of(upstream_closure(plan, [f"excerpt/{name}"])), rel=0.02), name
+        assert hours == pytest.approx(hours_of(plan.with_inputs([f"excerpt/{name}"])), rel=0.02), name
     (whole,) = re.findall(r"everything together\s+takes ([^;]*?) of training", PAGE)
     assert hours_in(whole.replace("-hours", "")) == pytest.approx(hours_of(set(jobs)), rel=0.02)
 

@@ -26,7 +26,6 @@ from implicit_llm_workflow.experiment_files.yaml_files import experiment_path
 from implicit_llm_workflow.file_digests import FileDigests, Remembered, safe_digests
 from implicit_llm_workflow.planning.graph import build_graph, report_figures, report_tables
 from implicit_llm_workflow.planning.plan import PLANNED, Plan, UnknownTarget
-from implicit_llm_workflow.results.explain import upstream_closure
 from implicit_llm_workflow.rules.snakemake_driver import is_name_behind
 from implicit_llm_workflow.rules.snakemake_rules import plan_from_snakemake
 from tests.pages import ROOT
@@ -223,7 +222,7 @@ def test_an_excerpt_needs_the_evaluations_that_it_shows_and_their_models(shown: 
         "evaluate:implicit-s1/free/word-problem",
         *(f"train:implicit-s{seed}/{phase}" for seed in (0, 1) for phase in ("free", "unrolled")),
     ]
-    assert not any("explicit" in key.partition("implicit")[0] for key in upstream_closure(plan, [figure.key]))
+    assert not any("explicit" in key.partition("implicit")[0] for key in plan.with_inputs([figure.key]))
     assert list(plan.find("figure_training").upstream) == ["train:explicit-s0/explicit"]
 
 

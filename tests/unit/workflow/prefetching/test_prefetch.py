@@ -37,7 +37,6 @@ from implicit_llm_workflow.prefetch import (
     needs_of,
     wanted_files,
 )
-from implicit_llm_workflow.results.explain import upstream_closure
 from tests.unit.workflow.experiments import PEER, ExperimentFile, output
 from tests.unit.workflow.prefetching.file_server import FileServer, serving
 
@@ -153,7 +152,7 @@ def test_a_target_needs_what_its_jobs_and_those_before_them_read(
     language.edit("      families: [2, 1]\n      stories: {train: 8, valid: 4, test: 4}\n", "")
     plan = language.edit("source: simulated", "source: archive").add(PEER).plan()
     assert needs_of(plan) == [BabiArchive(()), OnHub(HubFiles("model", "owner/other", None), "other")]
-    assert needs_of(plan, upstream_closure(plan, ["evaluate/babi-s0/explicit/questions"])) == [BabiArchive(())]
+    assert needs_of(plan, plan.with_inputs(["evaluate/babi-s0/explicit/questions"])) == [BabiArchive(())]
     said = output(capsys, "prefetch", str(language.path), "train/flat-s0/explicit", "train/trunk-*")
     assert said == "train/flat-s0/explicit, train/trunk-* needs nothing from the network\n"
     assert output(capsys, "prefetch", "paper", "figure_1_right") == "figure_1_right needs nothing from the network\n"

@@ -305,7 +305,7 @@ def submit(plan: Plan, key: str, rule: str = "train_word_problem", **changes: ob
 
 
 def test_a_slurm_that_does_not_answer_is_said(plan: Plan, slurm: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert submitted_jobs(plan, plan.nodes.values()) == {}
+    assert submitted_jobs(plan, {FREE: [plan.manifest(plan.nodes[FREE])]}) == {}
     submit(plan, FREE)
     assert (look(plan).state, look(plan).why) == ("queued", "Slurm gives no answer")
     assert capfd.readouterr() == ("", "")
@@ -366,7 +366,7 @@ def test_all_jobs_are_asked_about_in_one_question_and_ended_ones_not_at_all(plan
     submit(plan, FREE)
     submit(plan, UNROLLED, job_id="13")
     submit(plan, "train/implicit-s1/free", job_id="14", is_open=False)
-    states = {key: job.state for key, job in submitted_jobs(plan, plan.nodes.values()).items()}
+    states = {key: job.submitted.state for key, job in observe(plan).items() if job.submitted is not None}
     assert states == {FREE: "running", UNROLLED: "queued", "train/implicit-s1/free": "ended"}
     assert (slurm / "asked").read_text().split() == ["squeue"]
 

@@ -205,13 +205,10 @@ def status(
         implicit-llm status demo --json | jq '.jobs[] | select(.state == "failed")'
     """
     from implicit_llm_workflow.results import status as view
-    from implicit_llm_workflow.results.explain import upstream_closure
 
     plan, targets = options.choose(words, config, results, to_stderr=as_json)
     wanted = tuple(chosen_jobs(plan, targets))
-    keys = upstream_closure(plan, wanted or plan.wanted)
-
-    snapshot = view.Snapshot(plan, keys, wanted, lines)
+    snapshot = view.Snapshot(plan, plan.with_inputs(wanted or plan.wanted), wanted, lines)
     if as_json:
         options.print_json(view.as_json(snapshot))
     elif jobs:
@@ -279,9 +276,7 @@ JobsOf = Annotated[
 
 def _keys(plan: Plan, targets: list[str]) -> list[str] | None:
     """Return the keys of the targets and of all their direct and indirect inputs, or None without targets."""
-    from implicit_llm_workflow.results.explain import upstream_closure
-
-    return upstream_closure(plan, chosen_jobs(plan, targets)) if targets else None
+    return plan.with_inputs(chosen_jobs(plan, targets)) if targets else None
 
 
 def estimate(

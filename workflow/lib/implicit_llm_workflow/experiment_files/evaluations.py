@@ -17,10 +17,8 @@ from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.plugins import Kinds
 from implicit_llm_contracts.runs.places import TASK_FOLDERS, file_digests, find_task_folder
 from implicit_llm_report.config import VALIDATION, VALIDATION_KINDS
-from implicit_llm_workflow.experiment_files.yaml_files import matches, read_yaml, selected
-from implicit_llm_workflow.project_dirs import REPORT, package_dir
-
-SUITES_FILE = package_dir(REPORT) / "inputs/downstream.yaml"
+from implicit_llm_report.inputs.suites import load_suites
+from implicit_llm_workflow.experiment_files.yaml_files import matches, selected
 
 
 @dataclass(frozen=True)
@@ -86,11 +84,11 @@ def completed_settings(kind: str, settings: Mapping[str, Any], at: str) -> Mappi
     """
     if kind != LM_EVAL:
         return settings
-    suites = {suite["name"]: suite for suite in read_yaml(SUITES_FILE)["suites"]}
+    suites = {suite.name: suite for suite in load_suites()}
     tasks = settings.get("tasks", "")
     names = [tasks] if isinstance(tasks, str) else tasks
     if len(names) == 1 and names[0] in suites:
-        names = list(dict.fromkeys(column["task"] for column in suites[names[0]]["columns"]))
+        names = list(dict.fromkeys(column.task for column in suites[names[0]].columns))
     elif isinstance(tasks, str):
         raise ConfigError(f"{at}.tasks: give a list of tasks, or the name of a suite; {nearest(tasks, suites)}")
     if "task_path" not in settings:

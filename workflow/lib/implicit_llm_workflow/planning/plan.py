@@ -14,7 +14,7 @@ from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.atomic import read_object
 from implicit_llm_contracts.runs.identity import Identity
-from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest, ManifestError
+from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest
 from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, WORK, committed, work_directory
 from implicit_llm_contracts.runs.stage_context import MODEL_ROLE
 from implicit_llm_workflow.experiment_files.experiment import Experiment
@@ -146,10 +146,8 @@ class Plan:
         return self.nodes[key]
 
     def _recorded_config(self, node: Node) -> Mapping[str, Any]:
-        try:
-            return Manifest.read(self.run_dir(node) / MANIFEST).config
-        except ManifestError:
-            return {}
+        found = Manifest.find(self.run_dir(node) / MANIFEST)
+        return {} if found is None else found.config
 
     def run_dir(self, node: Node) -> Path:
         return self.root / node.key
@@ -284,6 +282,14 @@ class Plan:
         if self.root.parent.resolve() != RESULTS.resolve():
             words += ["--directory", str(self.root.parent.parent)]
         return [*words, *targets]
+
+    def with_inputs(self, keys: Iterable[str]) -> list[str]:
+        """Return these keys and those of all their direct and indirect inputs, in the order of the plan."""
+        found = set(keys)
+        for key in reversed(self.nodes):  # the inputs of a node come before it
+            if key in found:
+                found.update(self.nodes[key].upstream.values())
+        return [key for key in self.nodes if key in found]
 
     def made_from(self, keys: Collection[str]) -> list[Node]:
         """Return the nodes of these keys and all nodes that depend on their results."""

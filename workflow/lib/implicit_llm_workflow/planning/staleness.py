@@ -20,6 +20,7 @@ the older result, so Snakemake and the jobs that depend on the result see no cha
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -28,7 +29,15 @@ from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.errors import ConfigError, UserError
 from implicit_llm_contracts.runs.identity import Identity, config_differences
 from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest, ManifestError
-from implicit_llm_contracts.runs.run_directory import AGAIN, DECLARED, FREED, committed, find_committed, work_directory
+from implicit_llm_contracts.runs.run_directory import (
+    AGAIN,
+    COMMIT,
+    DECLARED,
+    FREED,
+    committed,
+    find_committed,
+    work_directory,
+)
 from implicit_llm_workflow.node import Node
 
 ACCEPTED = "accepted.json"
@@ -204,6 +213,15 @@ def payload(work: Path) -> list[Path]:
     """
     kept = {DECLARED, *(path.name for path in work.glob("*") if path.suffix in _SMALL or path.name.startswith("."))}
     return sorted(path for path in work.rglob("*") if path.is_file() and path.relative_to(work).parts[0] not in kept)
+
+
+def remove_declared(work: Path) -> None:
+    """Remove the declared manifest, at whose absence Snakemake runs the job; the result itself remains committed.
+
+    The file is renamed, because a result of an older version has no COMMIT; in other results both files are equal.
+    """
+    with suppress(FileNotFoundError):
+        (work / MANIFEST).replace(work / COMMIT)
 
 
 def readers(nodes: Mapping[str, Node], key: str) -> list[str]:

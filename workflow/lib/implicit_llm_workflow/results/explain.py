@@ -25,7 +25,6 @@ def explain(plan: Plan, targets: Iterable[str] = ()) -> list[JobView]:
     Without targets, the targets are all jobs except excerpts. Raises: UnknownTarget.
     """
     wanted = [plan.find(target).key for target in targets] or plan.wanted
-    reached = upstream_closure(plan, wanted)
     running = plan.running(wanted)
     costs = CostModel(plan)
 
@@ -34,21 +33,12 @@ def explain(plan: Plan, targets: Iterable[str] = ()) -> list[JobView]:
         return CodeChange(code.module, old, new, changes_since(plan.root, old, code))
 
     found = []
-    for key, job in observe(plan, reached).items():
+    for key, job in observe(plan, plan.with_inputs(wanted)).items():
         difference = job.result.difference
         change = code_change(plan.code(job.node), *difference.code) if difference and difference.code else None
         cost = costs.recorded(job.node) if job.has_result else costs.of(job.node)
         found.append(replace(job, runs=key in running, code=change, cost=cost))
     return found
-
-
-def upstream_closure(plan: Plan, keys: Iterable[str]) -> list[str]:
-    """Return the keys and all their direct and indirect inputs, in the order of the plan."""
-    found = set(keys)
-    for key in reversed(plan.nodes):  # in the plan, the inputs of a node come before the node
-        if key in found:
-            found.update(plan.nodes[key].upstream.values())
-    return [key for key in plan.nodes if key in found]
 
 
 def headline(jobs: Sequence[JobView]) -> str:

@@ -3,7 +3,6 @@
 import shutil
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
@@ -11,9 +10,7 @@ from pathlib import Path
 
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.atomic import temporary_name, write_json
-from implicit_llm_contracts.runs.manifest import MANIFEST
 from implicit_llm_contracts.runs.run_directory import (
-    COMMIT,
     FINGERPRINT_DIGITS,
     FREED,
     JOURNAL,
@@ -25,7 +22,7 @@ from implicit_llm_contracts.runs.run_directory import (
 )
 from implicit_llm_workflow.planning.code_digest import STAGES
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.planning.staleness import PAGES, payload, pointed_to, readers
+from implicit_llm_workflow.planning.staleness import PAGES, payload, pointed_to, readers, remove_declared
 from implicit_llm_workflow.results.accept import chosen_jobs
 from implicit_llm_workflow.results.job_states import SILENT_S, holder_of
 
@@ -137,9 +134,7 @@ def free(plan: Plan, key: str) -> tuple[int, int]:
     pointing = [name for name in plan.nodes if key in pointed_to(plan.nodes, name)]
     for freed in (*(Path(plan.work[name]) for name in pointing), work) if files else ():
         write_json(freed / FREED, about)  # first, so that a kill during the deletion leaves a freed result
-        with suppress(FileNotFoundError):
-            # A result of an older version has only MANIFEST, so it is renamed, not deleted; else both are equal.
-            (freed / MANIFEST).replace(freed / COMMIT)
+        remove_declared(freed)
     for path in files:
         path.unlink()
     for folder in sorted((path for path in work.rglob("*") if path.is_dir()), reverse=True):

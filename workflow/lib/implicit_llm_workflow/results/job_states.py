@@ -155,21 +155,18 @@ def observe(plan: Plan, keys: Iterable[str] | None = None) -> dict[str, JobView]
     """Return the views of the jobs with these keys, or of all jobs of the plan if `keys` is None."""
     statuses, driver = plan.look(), holder_of(plan.driver_lock)
     wanted = list(plan.nodes if keys is None else keys)
-    submitted = submitted_jobs(plan, (plan.nodes[key] for key in wanted if statuses[key].state != "fresh"))
+    unfinished = (plan.nodes[key] for key in wanted if statuses[key].state != "fresh")
+    submitted = submitted_jobs(plan, {node.key: plan.outputs(node).values() for node in unfinished})
     starts_jobs = driver is not None and driver.is_alive and not plan.is_driver_stopping
     since = _modified(plan.driver_lock) if starts_jobs else 0.0
     return {key: _Job(plan, key, statuses, submitted.get(key), since).observed() for key in wanted}
 
 
-def submitted_jobs(plan: Plan, nodes: Iterable[Node]) -> dict[str, Submitted]:
-    """Return the last submission of each of these jobs, by key, without jobs that were never submitted.
+def submitted_jobs(plan: Plan, outputs: Mapping[str, Iterable[str | Path]]) -> dict[str, Submitted]:
+    """Return the last submission of each job, without jobs that were never submitted. `outputs`: by any key of the job.
 
     Slurm is queried at most once, and only if a job may still run.
     """
-    return _submitted(plan, {node.key: plan.outputs(node).values() for node in nodes})
-
-
-def _submitted(plan: Plan, outputs: Mapping[str, Iterable[str | Path]]) -> dict[str, Submitted]:
     folder = plan.root.parent.parent.absolute() / records.DEFAULT_FOLDER
     keys = {name: records.job_key(map(os.path.abspath, paths)) for name, paths in outputs.items()}
     found = records.read_jobs(folder, set(keys.values()))
@@ -191,7 +188,7 @@ class FailedPreflight:
 def failed_preflights(plan: Plan) -> list[FailedPreflight]:
     """Return the failed preflights; if a job failed before its command started, `log` is the executor's log."""
     logs = [log for log in sorted((plan.root / ".preflight").glob("*.log")) if not log.with_suffix(".json").exists()]
-    submitted = _submitted(plan, {log.stem: [log.with_suffix(".json")] for log in logs})
+    submitted = submitted_jobs(plan, {log.stem: [log.with_suffix(".json")] for log in logs})
     found = []
     for log in logs:
         last = submitted.get(log.stem)

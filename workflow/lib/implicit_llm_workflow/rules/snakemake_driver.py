@@ -31,7 +31,6 @@ from implicit_llm_contracts.runs.manifest import MANIFEST
 from implicit_llm_contracts.runs.places import PROJECT_DIR
 from implicit_llm_contracts.runs.run_directory import (
     AGAIN,
-    COMMIT,
     WORK,
     committed,
     is_result_shown,
@@ -42,6 +41,7 @@ from implicit_llm_jobs.tracking.mlflow_store import default_uri, sqlite_path
 from implicit_llm_jobs.tracking.tracked_run import VARIABLE
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
 from implicit_llm_workflow.planning.plan import DRIVER_RECORD, Plan, UnknownTarget, check_results
+from implicit_llm_workflow.planning.staleness import remove_declared
 from implicit_llm_workflow.rules.before_snakemake import check_rule_settings, errors_in_one_line
 from implicit_llm_workflow.rules.snakemake_internals import (
     command_line,
@@ -174,8 +174,7 @@ def show_results(plan: Plan, behind: Iterable[str]) -> None:
         show_result(plan.root / key, Path(plan.work[key]))
     for key, status in plan.statuses.items():
         if status.is_looked_at:
-            # MANIFEST and COMMIT are equal; Snakemake runs the job because MANIFEST is missing.
-            Path(plan.work[key], MANIFEST).replace(Path(plan.work[key], COMMIT))
+            remove_declared(Path(plan.work[key]))
 
 
 def withdraw(plan: Plan, forced: Collection[str], outputs: Collection[str]) -> None:
@@ -194,9 +193,7 @@ def withdraw(plan: Plan, forced: Collection[str], outputs: Collection[str]) -> N
     for work in (Path(plan.work[node.key]) for node in found):
         if committed(work) is not None:
             (work / AGAIN).touch()
-            with suppress(FileNotFoundError):
-                # A result of an older version has only MANIFEST, so it is renamed, not deleted; else both are equal.
-                (work / MANIFEST).replace(work / COMMIT)
+            remove_declared(work)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

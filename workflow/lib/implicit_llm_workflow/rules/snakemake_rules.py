@@ -166,18 +166,14 @@ class RuleInputs:
 
         return environment
 
-    def largest_checkpoint_bytes(self) -> Callable[[Any], int]:
-        """Return a parameter function, which returns the bytes of the largest training state whose size is known."""
-
-        def largest(wildcards: Any) -> int:
-            sizes = [0]
-            for node in self.plan.nodes.values():
-                if node.stage == "train":
-                    with suppress(UncountedModel):
-                        sizes.append(STATE_BYTES * num_parameters(node.config["model"]))
-            return max(sizes)
-
-        return largest
+    def largest_checkpoint_bytes(self) -> int:
+        """Return the bytes of the largest training state whose size is known."""
+        sizes = [0]
+        for node in self.plan.nodes.values():
+            if node.stage == "train":
+                with suppress(UncountedModel):
+                    sizes.append(STATE_BYTES * num_parameters(node.config["model"]))
+        return max(sizes)
 
 
 def rule_of(node: Node) -> str:

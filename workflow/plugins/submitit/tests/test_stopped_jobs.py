@@ -215,14 +215,6 @@ def test_a_second_driver_waits_for_the_jobs_of_the_first(on_slurm: ToyProject) -
 
 
 @pytest.mark.slow
-def test_a_job_that_sbatch_accepted_although_it_failed_is_found(on_slurm: ToyProject) -> None:
-    timed_out = "echo 'sbatch: error: Batch job submission failed: Socket timed out' >&2"
-    on_slurm.shim("sbatch", '"$REAL" "$@" > /dev/null', timed_out, "exit 1")
-    on_slurm.run()
-    assert on_slurm.submitted == 2
-
-
-@pytest.mark.slow
 def test_a_partition_that_slurm_refuses_is_named_before_anything_is_submitted(on_slurm: ToyProject) -> None:
     says = ("Slurm refuses --partition=moon", "invalid partition specified: moon")
     said = on_slurm.run(resources={"mem_mb": 500, "runtime": 5, "slurm_partition": "moon"}, code=1, says=says)

@@ -142,17 +142,11 @@ def test_a_job_that_was_accepted_although_sbatch_failed_is_found_by_its_name(slu
     assert slurm.submissions == 1
 
 
-def test_a_refused_job_fails_with_what_sbatch_said(slurm: Slurm) -> None:
+def test_a_refused_job_has_ended_for_other_programs_and_is_submitted_by_the_next_driver(slurm: Slurm) -> None:
     slurm.sbatch(REFUSE)
     slurm.answers("squeue")
     assert "invalid partition specified: moon" in slurm.fail()
     assert slurm.submissions == 1
-
-
-def test_a_refused_job_has_ended_for_other_programs_and_is_submitted_by_the_next_driver(slurm: Slurm) -> None:
-    slurm.sbatch(REFUSE)
-    slurm.answers("squeue")
-    slurm.fail()
     (found,) = read_jobs(slurm.root / "folder").values()
     assert (found.state, found.failure_class) == ("ended", "user")
     assert found.message.startswith("not submitted: sbatch failed with exit code 1: invalid partition specified: moon")

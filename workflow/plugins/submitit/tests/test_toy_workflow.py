@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +11,7 @@ import snakemake.common.tests as base
 
 from slurm_cluster import SlurmCluster
 from snakemake_executor_plugin_submitit import ExecutorSettings, processes
-from toy_project import ToyProject, write_program
+from toy_project import ToyProject
 
 
 def test_it_runs_on_this_machine(on_this_machine: ToyProject) -> None:
@@ -339,81 +338,61 @@ rule result:
     shell: "cat {input} | sort -n | tr '\\\\n' ' ' > {output}"
 """
 PLUGINS = {
-    "submitit": ("--executor", "submitit", "--submitit-poll-interval-s", "5"),
-    "slurm": (*("--executor", "slurm", "--slurm-array-jobs", "small"), "--slurm-init-seconds-before-status-checks=2"),
+    "submitit": ("--submitit-poll-interval-s", "5"),
+    "slurm": ("--executor", "slurm", "--slurm-array-jobs", "small", "--slurm-init-seconds-before-status-checks=2"),
 }
-COUNTED = ("sbatch", "srun", "squeue", "sacct")
 
 
-class Counted:
-    """A workflow with Slurm's programs counted; `calls` has the time of each call."""
-
-    def __init__(self, path: Path, slurm: SlurmCluster) -> None:
-        self.path, self.slurm = path, slurm
-        path.mkdir()
-        (path / "Snakefile").write_text(SNAKEFILE)
-        for program in COUNTED:
-            # the official plugin takes SLURM_CONF out of the environment of its jobs
-            lines = [f"export SLURM_CONF={slurm.conf}", f"date +%s.%N >> {path}/calls-{program}", 'exec "$REAL" "$@"']
-            write_program(path / "shims", program, *lines)
-
-    def run(self, plugin: str, *options: str, jobs: int = 100, **config: int) -> None:
-        env = dict(self.slurm.env)
-        env["PATH"] = f"{self.path / 'shims'}:{Path(sys.executable).parent}:{env['PATH']}"
-        command = [sys.executable, "-m", "snakemake", *PLUGINS[plugin], "--jobs", str(jobs), "--latency-wait", "5"]
-        given = [f"{name}={value}" for name, value in config.items()]
-        with open(self.path / "driver.log", "w") as log:
-            subprocess.run(
-                [*command, "--default-resources", "mem_mb=700", "--nolock", *options, "--config", *given],
-                cwd=self.path, env=env, stdout=log, stderr=log, timeout=3600, check=False,
-            )  # fmt: skip
-
-    def said(self) -> str:
-        return (self.path / "driver.log").read_text()
-
-    def calls(self, program: str) -> list[float]:
-        path = self.path / f"calls-{program}"
-        return [float(line) for line in path.read_text().split()] if path.exists() else []
+@pytest.fixture
+def counted(on_slurm: ToyProject) -> ToyProject:
+    """A larger workflow, with Slurm's programs counted."""
+    (on_slurm.path / "Snakefile").write_text(SNAKEFILE)
+    for program in ("sbatch", "srun", "squeue", "sacct"):
+        # the official plugin takes SLURM_CONF out of the environment of its jobs
+        conf = f"export SLURM_CONF={on_slurm.cluster.conf}"
+        on_slurm.shim(program, conf, f"date +%s.%N >> {on_slurm.path}/calls-{program}", 'exec "$REAL" "$@"')
+    return on_slurm
 
 
-def check(project: Counted, small: int, groups: int) -> None:
+def calls(project: ToyProject, program: str) -> list[float]:
+    """The time of each call of one of Slurm's programs."""
+    path = project.path / f"calls-{program}"
+    return [float(line) for line in path.read_text().split()] if path.exists() else []
+
+
+def run(project: ToyProject, plugin: str, small: int, groups: int) -> None:
+    options = (*PLUGINS[plugin], "--jobs", "100", "--latency-wait", "5", "--default-resources", "mem_mb=700")
+    project.run(*options, small=small, groups=groups)
     expected = sorted([*range(small), *range(groups), *range(1, 7)])
-    assert (project.path / "result.txt").exists(), project.said()
     assert [int(word) for word in (project.path / "result.txt").read_text().split()] == expected
     assert not list((project.path / "small").glob("*.txt"))  # temp()
     assert not list((project.path / "begun").glob("*.txt"))
     assert len(list((project.path / "parts").glob("*.in"))) == 6
 
 
-def test_arrays_groups_checkpoints_and_retries_run_with_few_questions(slurm: SlurmCluster, tmp_path: Path) -> None:
-    project = Counted(tmp_path / "toy", slurm)
-    project.run("submitit", small=4, groups=1)
-    check(project, small=4, groups=1)
-    assert (project.path / "asked").read_text().split() == ["700", "900"]
-    assert project.calls("srun") == []
-    assert len(project.calls("sbatch")) == 7  # small, pair, split, parts, growing twice, result
-    assert project.calls("sacct") == []
-    assert all(later - earlier > 4.9 for earlier, later in pairwise(project.calls("squeue")))
+def test_arrays_groups_checkpoints_and_retries_run_with_few_questions(counted: ToyProject) -> None:
+    run(counted, "submitit", small=4, groups=1)
+    assert (counted.path / "asked").read_text().split() == ["700", "900"]
+    assert calls(counted, "srun") == []
+    assert len(calls(counted, "sbatch")) == 7  # small, pair, split, parts, growing twice, result
+    assert calls(counted, "sacct") == []
+    assert all(later - earlier > 4.9 for earlier, later in pairwise(calls(counted, "squeue")))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plugin", PLUGINS)
-def test_forty_jobs_run_with_either_plugin(slurm: SlurmCluster, tmp_path: Path, plugin: str) -> None:
-    project = Counted(tmp_path / "toy", slurm)
-    project.run(plugin, small=20, groups=5)
-    check(project, small=20, groups=5)
+def test_forty_jobs_run_with_either_plugin(counted: ToyProject, plugin: str) -> None:
+    run(counted, plugin, small=20, groups=5)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-def test_a_thousand_short_jobs_take_ten_submissions_and_a_question_in_thirty_seconds(
-    slurm: SlurmCluster, tmp_path: Path
-) -> None:
-    project = Counted(tmp_path / "toy", slurm)
-    options = ("--until", "small", "--submitit-poll-interval-s", "30")
-    project.run("submitit", *options, jobs=1000, small=1000, groups=1, threads=4)  # four at a time
-    assert project.said().count("Finished jobid") >= 1000, project.said()[-2000:]
-    assert len(project.calls("sbatch")) <= 10
-    assert project.calls("srun") == []
-    assert project.calls("sacct") == []
-    assert all(later - earlier > 29.9 for earlier, later in pairwise(project.calls("squeue")))
+def test_a_thousand_short_jobs_take_ten_submissions_and_a_question_in_thirty_seconds(counted: ToyProject) -> None:
+    options = ("--until", "small", "--submitit-poll-interval-s", "30", "--jobs", "1000")
+    driver = counted.start(*options, small=1000, groups=1, threads=4)  # four at a time
+    driver.wait(timeout=3600)
+    assert counted.finish().count("Finished jobid") >= 1000
+    assert len(calls(counted, "sbatch")) <= 10
+    assert calls(counted, "srun") == []
+    assert calls(counted, "sacct") == []
+    assert all(later - earlier > 29.9 for earlier, later in pairwise(calls(counted, "squeue")))

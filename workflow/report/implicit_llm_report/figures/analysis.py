@@ -17,7 +17,6 @@ from matplotlib.colors import LogNorm
 from implicit_llm_report.figures.charts import Chart, Line, chart_figure, log_axis, tell_if_empty, ticks_at
 from implicit_llm_report.figures.svg import Figure, Panel
 from implicit_llm_report.inputs.frame import (
-    AVERAGE,
     COST,
     LAST_TEN,
     PERPLEXITY,
@@ -28,7 +27,7 @@ from implicit_llm_report.inputs.frame import (
     roles_of,
 )
 from implicit_llm_report.inputs.sources import Given
-from implicit_llm_report.inputs.suites import load_suites
+from implicit_llm_report.inputs.suites import AVERAGE, load_suites
 from implicit_llm_report.registry import registry
 from implicit_llm_report.tables import title_of
 

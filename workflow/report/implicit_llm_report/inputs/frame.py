@@ -23,6 +23,7 @@ from implicit_llm_contracts.config.flops import FAMILY_NAMES
 from implicit_llm_contracts.hints import natural
 from implicit_llm_contracts.plugins import BUILTIN, Kinds
 from implicit_llm_report.config import VALIDATION_KINDS, ReportError
+from implicit_llm_report.inputs.suites import AVERAGE
 from implicit_llm_report.inputs.training_runs import TrainingRun, end_loss_of, share_bounded
 
 Metrics = Mapping[str, Sequence[str]]  # by kind: the metrics of every record; an absent number counts as missing
@@ -53,7 +54,7 @@ SWEEP = ("kind", "run", "phase", "base", "data", "length", "swept")
 
 # The order of `eval_mode` in tables and legends: explicit models (None), the mode of the protocol (blockwise), others.
 MODE_ORDER = (None, "blockwise", "sequential", "simultaneous", "as_trained")
-LAST_TEN, COST, PERPLEXITY, AVERAGE = "accuracy_last10", "f_evaluations_per_token", "perplexity", "average"
+LAST_TEN, COST, PERPLEXITY = "accuracy_last10", "f_evaluations_per_token", "perplexity"
 FAMILIES = {**FAMILY_NAMES, "mamba2": "Mamba2", "llama": "Llama"}
 LANGUAGE_KINDS = ("perplexity", "lm_eval")
 RECURRENT = ("lstm",)  # families that process a sequence token by token, without a solver

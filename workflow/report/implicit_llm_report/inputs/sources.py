@@ -4,6 +4,7 @@ The report's configuration maps the role of each input to its run, seed, phase a
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,11 +21,11 @@ from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.run_directory import METRICS, MLFLOW, PROVENANCE
 from implicit_llm_contracts.runs.stage_context import Input
 from implicit_llm_report.config import VALIDATION, VALIDATION_KINDS, DataPart, ReportConfig, ReportError, ReportJob
-from implicit_llm_report.inputs.frame import frame_of, plain
+from implicit_llm_report.inputs.frame import COSTS, frame_of, groups, plain
 from implicit_llm_report.inputs.layers import depths, fewest_layers
 from implicit_llm_report.inputs.missing import Record, missing_records
 from implicit_llm_report.inputs.published import Published, load_published
-from implicit_llm_report.inputs.suites import with_suites
+from implicit_llm_report.inputs.suites import AVERAGE, load_suites
 from implicit_llm_report.inputs.training_runs import Phase, Solver, TrainingRun, grouped
 
 EVALUATE, TRAIN = "evaluate", "train"
@@ -80,6 +81,34 @@ class Given:
     @cached_property
     def perplexities(self) -> pd.DataFrame:
         return plain(self.measured, "perplexity")
+
+
+def with_suites(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the frame with `suite` and `column` filled for downstream tasks, and with rows for the averages.
+
+    An average of a model, mode and seed is NaN if any of its columns has no number, and has no row if none of them has
+    a row. A task outside all suites gets a column for each of its metrics. For a task in a suite, metrics that no
+    column of the suite shows are left out.
+    """
+    is_downstream = (frame["kind"] == "lm_eval") & ~frame["metric"].isin(COSTS)
+    rows = frame[is_downstream].drop(columns=["suite", "column"])
+    places = [
+        (one.title, column.label, column.task, column.metric) for one in load_suites() for column in one.all_columns
+    ]
+    table = pd.DataFrame(places, columns=["suite", "column", "task", "metric"], dtype=object).reset_index(names="order")
+    found, keys = [rows], list(zip(rows["task"], rows["metric"], strict=True))
+    for suite in load_suites():
+        for average, column in zip(suite.averages, suite.average_columns, strict=True):
+            wanted = {(one.task, one.metric) for one in suite.columns if one.label in average.columns}
+            mine = rows.loc[[key in wanted for key in keys]]
+            for one in groups(mine, ("run", "phase", "mode", "seed")):
+                value = one.rows["value"].astype(float).mean(skipna=False) if len(one.rows) == len(wanted) else math.nan
+                found.append(one.rows[:1].assign(task=column.task, data=column.task, metric=AVERAGE, value=value))
+    shown = pd.concat(found).merge(table, how="left", on=["task", "metric"]).sort_values("order", kind="stable")
+    shown = shown[shown["column"].notna() | ~shown["task"].isin(table["task"])]
+    own = {"suite": "Other tasks", "column": shown["task"] + " " + shown["metric"]}
+    # The copy is contiguous in memory, so later filters are faster.
+    return pd.concat([frame[~is_downstream], shown.fillna(own).drop(columns="order")]).copy()
 
 
 def load_inputs(inputs: Mapping[str, Input], config: ReportConfig, kinds: Kinds = BUILTIN) -> Given:

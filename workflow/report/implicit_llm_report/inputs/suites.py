@@ -1,14 +1,12 @@
-"""Read the suites in downstream.yaml and compute their averages. A suite is a set of tasks reported together."""
+"""Read the suites in downstream.yaml. A suite is a set of tasks that are reported together, with averages."""
 
-import math
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import pandas as pd
-
 from implicit_llm_report.config import FOLDER, ReportError, read_yaml
-from implicit_llm_report.inputs.frame import AVERAGE, COSTS, groups
+
+AVERAGE = "average"  # the metric of the averages
 
 
 @dataclass(frozen=True)
@@ -65,31 +63,3 @@ def load_suites(path: Path = FOLDER / "inputs/downstream.yaml") -> tuple[Suite, 
                 f"its columns are {', '.join(labels)}"
             )
     return suites
-
-
-def with_suites(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the frame with `suite` and `column` filled for downstream tasks, and with rows for the averages.
-
-    An average of a model, mode and seed is NaN if any of its columns has no number, and has no row if none of them has
-    a row. A task outside all suites gets a column for each of its metrics. For a task in a suite, metrics that no
-    column of the suite shows are left out.
-    """
-    is_downstream = (frame["kind"] == "lm_eval") & ~frame["metric"].isin(COSTS)
-    rows = frame[is_downstream].drop(columns=["suite", "column"])
-    places = [
-        (one.title, column.label, column.task, column.metric) for one in load_suites() for column in one.all_columns
-    ]
-    table = pd.DataFrame(places, columns=["suite", "column", "task", "metric"], dtype=object).reset_index(names="order")
-    found, keys = [rows], list(zip(rows["task"], rows["metric"], strict=True))
-    for suite in load_suites():
-        for average, column in zip(suite.averages, suite.average_columns, strict=True):
-            wanted = {(one.task, one.metric) for one in suite.columns if one.label in average.columns}
-            mine = rows.loc[[key in wanted for key in keys]]
-            for one in groups(mine, ("run", "phase", "mode", "seed")):
-                value = one.rows["value"].astype(float).mean(skipna=False) if len(one.rows) == len(wanted) else math.nan
-                found.append(one.rows[:1].assign(task=column.task, data=column.task, metric=AVERAGE, value=value))
-    shown = pd.concat(found).merge(table, how="left", on=["task", "metric"]).sort_values("order", kind="stable")
-    shown = shown[shown["column"].notna() | ~shown["task"].isin(table["task"])]
-    own = {"suite": "Other tasks", "column": shown["task"] + " " + shown["metric"]}
-    # The copy is contiguous in memory, so later filters are faster.
-    return pd.concat([frame[~is_downstream], shown.fillna(own).drop(columns="order")]).copy()
