@@ -49,15 +49,18 @@ def register_group(name: str, table: ArrayLike) -> Algebra:
     Raises: NameTaken for the name of a built-in group; InvalidTable.
     """
     GROUPS.refuse_builtin(name)
-    product = np.asarray(table)
-    _check_table(name, product)
-    GROUPS.add(name, _algebra(product))
+    _check_table(name, table)
+    GROUPS.add(name, _algebra(np.asarray(table)))
     load_product.cache_clear()
     return GROUPS[name]
 
 
-def _check_table(name: str, table: np.ndarray) -> None:
-    order = len(table)
+def _check_table(name: str, given: ArrayLike) -> None:
+    try:
+        table = np.asarray(given)
+    except ValueError:  # rows of different lengths
+        table = np.empty(0)
+    order = len(table) if table.ndim == 2 else 0
     is_square = table.shape == (order, order) and np.issubdtype(table.dtype, np.integer) and 1 <= order <= MAX_ORDER
     if not is_square or table.min() < 0 or table.max() >= order:
         raise InvalidTable(

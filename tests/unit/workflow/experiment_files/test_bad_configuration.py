@@ -15,6 +15,9 @@ TINY_CASES = [
     ("lengths: [8, 16]", "lenghts: [8, 16]", "data.s3.test: unknown key 'lenghts'; did you mean 'lengths'?"),
     ("name: tiny", "name: Tiny", "name: 'Tiny' is not allowed; give lower-case letters"),
     ("name: tiny", 'name: "tiny\\n"', r"name: 'tiny\n' is not allowed; give lower-case letters"),
+    ("name: tiny", "name: downloads", "name: 'downloads' is not allowed; give another name than benchmarks, by-hand, "),
+    ("  word-problem:\n", "  work:\n", "evaluations: 'work' is not allowed; give another name, because a job works in"),
+    ("  implicit:\n", "  work:\n", "runs: 'work' is not allowed; give another name"),
     ("  implicit:\n", '  "implicit\\n":\n', r"runs: 'implicit\n' is not allowed; give lower-case letters"),
     ("name: tiny", "nam: tiny", "unknown key 'nam'; did you mean 'name'?"),
     ("  implicit:\n", f"  {LONG}:\n", "is not allowed; give lower-case letters, digits, hyphens and dots,"),
@@ -376,6 +379,11 @@ HUB = "pretrained: some/model\nrevision: "
 A_COMMIT = "revision: expected a commit in 40 lower-case"
 BESIDE_CASES = [
     ("curricula/explicit.yaml", "phases: [{steps: rest}]", r"phases\[0\]: the key 'name' is missing; add it"),
+    (
+        "curricula/explicit.yaml",
+        "phases: [{name: work, steps: rest, solver: null}]",
+        r"phases\[0\].name: 'work' is not allowed; give another name",
+    ),
     (
         "curricula/explicit.yaml",
         "phases: [{name: explicit, steps: rest, solver: null, after: ''}]",

@@ -23,15 +23,18 @@ def integer(first: int, last: int | None = None) -> Only:
 
 Text = Annotated[str, Only(bool, "a text that is not empty")]
 # A name becomes the name of a folder, which has at most 255 bytes together with its suffixes.
+_NOT_WORK = Only(lambda name: name != "work", "another name, because a job works in a folder called work")
 Name = Annotated[
     str,
     matching(r"[a-z][a-z0-9-]{0,199}", "lower-case letters, digits and hyphens, beginning with a letter, at most 200"),
+    _NOT_WORK,
 ]
 RunName = Annotated[
     str,
     matching(
         r"[a-z][a-z0-9.-]{0,199}", "lower-case letters, digits, hyphens and dots, beginning with a letter, at most 200"
     ),
+    _NOT_WORK,
 ]
 ModeName = Annotated[
     str,

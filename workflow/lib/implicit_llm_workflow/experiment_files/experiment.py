@@ -6,7 +6,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any
 
-from implicit_llm_contracts.config.fill import fill
+from implicit_llm_contracts.config.fill import Only, fill
 from implicit_llm_contracts.config.values import DISTINCT, SOME, Name, RunName, Text, matching
 from implicit_llm_contracts.errors import ConfigError
 from implicit_llm_contracts.hints import nearest
@@ -26,6 +26,7 @@ from implicit_llm_workflow.experiment_files.yaml_files import (
     shown_path,
 )
 
+RESERVED = ("benchmarks", "by-hand", "downloads", "reference")  # folders of results/ that are no experiments
 _Entry = dict[str, Any]
 _ExcerptName = Annotated[
     str,
@@ -80,7 +81,7 @@ class ExperimentFile:
     figures. Machine settings are in profiles/.
     """
 
-    name: Name
+    name: Annotated[Name, Only(lambda name: name not in RESERVED, f"another name than {', '.join(RESERVED)}")]
     data: Annotated[dict[Name, _Entry], SOME]
     runs: Annotated[dict[RunName, _Entry], SOME]
     description: str = ""
