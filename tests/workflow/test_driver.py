@@ -91,10 +91,11 @@ def test_prefetch_refuses_a_configuration_that_is_not_in_one_file_in_a_line(buil
     assert error.startswith("error: tiny.yaml: not the whole configuration is in tiny.yaml; put it into one file")
 
 
-def test_a_word_of_config_without_a_value_is_refused_in_a_line(built: Project) -> None:
-    refused = built.command("snakemake", "-n", "--cores", "1", "--config", "a=1", "prefetch", code=2)
+@pytest.mark.parametrize("word", ["prefetch", "a=1"])  # Snakemake needs a key of two letters
+def test_a_word_of_config_that_snakemake_does_not_accept_is_refused_in_a_line(built: Project, word: str) -> None:
+    refused = built.command("snakemake", "-n", "--cores", "1", "--config", "ab=1", word, code=2)
     (error,) = [line for line in refused.splitlines() if "rror" in line]
-    assert error.startswith("error: command line: --config: prefetch has no value; type --config KEY=VALUE")
+    assert error.startswith(f"error: command line: --config: {word} is no KEY=VALUE with a key of two letters or more")
 
 
 def test_data_that_no_disk_holds_are_refused_before_anything_runs(fresh: Project) -> None:

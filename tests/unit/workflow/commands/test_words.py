@@ -143,6 +143,23 @@ def test_run_prints_the_command_of_snakemake_and_starts_it(tiny: ExperimentFile)
     assert shown.endswith(" -n --quiet all")
 
 
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("--resources gpu", ".*; type --resources NAME=INT"),
+        ("-n --set-resources=train_catbabi:mem_mb", ".*; type --set-resources RULE:RESOURCE=VALUE"),
+        ("--set-threads 2", "Invalid threads definition: .*; type --set-threads RULE=THREADS"),
+        ("--retries many", r".* invalid int value: 'many'; `snakemake --help` lists its options"),
+        ("--dryrn", "unrecognized arguments: --dryrn; `snakemake --help` lists its options"),
+    ],
+)
+def test_an_option_that_snakemake_refuses_is_one_line_with_its_form(
+    capsys: pytest.CaptureFixture[str], typed: str, said: str
+) -> None:
+    err = refusal(capsys, "run", "demo", "--", *typed.split())
+    assert re.fullmatch(f"error: {typed}: Snakemake refuses this: {said}\n", err)
+
+
 def test_run_outside_of_a_project_says_where_to_go(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
