@@ -99,6 +99,18 @@ def test_an_experiment_that_ran_is_named_by_its_name_wherever_its_file_is(
     assert "leaky.yaml is called renamed by now" in refusal(capsys, "gc", "leaky", "--remove")
 
 
+def test_two_files_with_one_name_do_not_share_results(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
+    write_json(tiny.path.parent / "results/tiny" / DRIVER_RECORD, {"config": str(tiny.path)})
+    copy = tiny.beside("copy.yaml", tiny.path.read_text())
+    for command in (("status",), ("gc", "--remove"), ("run",)):
+        said = refusal(capsys, *command, str(copy))
+        assert said.startswith(f"error: {copy}: name: results/tiny has the results of {tiny.path}, which has the same")
+    copy.write_text(tiny.path.read_text().replace("name: tiny", "name: copied"))
+    assert output(capsys, "status", str(copy)).startswith("copied: ")
+    tiny.path.rename(copy)  # the experiment goes on in another file
+    assert output(capsys, "status", str(copy)).startswith("tiny: ")
+
+
 def test_an_experiment_is_named_by_its_file_too(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
     by_option = output(capsys, "status", "--config", str(tiny.path), "--jobs")
     assert output(capsys, "status", str(tiny.path), "--jobs") == by_option
