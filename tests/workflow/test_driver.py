@@ -105,6 +105,33 @@ def test_data_that_no_disk_holds_are_refused_before_anything_runs(fresh: Project
     assert not list(fresh.results.glob("data/*"))
 
 
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ((), "data.text: files: nothing matches 'books/*.txt' in "),
+        (("books/a.txt",), "data.text: num_shards: 10 shards are more than the corpus has files, 1; "),
+    ],
+)
+def test_a_corpus_that_has_fewer_files_than_shards_is_refused_before_the_first_job(
+    tmp_path: Path, files: tuple[str, ...], said: str
+) -> None:
+    project = make_project(tmp_path, "language")
+    project.edit(project.config, "{source: python_library}", "{source: files, files: [books/*.txt]}")
+    for name in files:
+        (project.dir / name).parent.mkdir()
+        (project.dir / name).write_text("text")
+    assert f"error: language.yaml: {said}" in project.snakemake("data", code=2)
+    assert not list(project.results.rglob("job.log"))
+    project.snakemake("results/language/data/babi-text/manifest.json")  # which reads no corpus
+
+
+def test_word_problems_of_a_folder_that_is_not_there_are_refused_before_the_first_job(fresh: Project) -> None:
+    fresh.edit(fresh.config, "group: S3", "group: S3\n    folder: words")
+    said = "error: tiny.yaml: folder: words/train_S3_L8_P050.bin is neither below "
+    assert said in fresh.snakemake(code=2)
+    assert not list(fresh.results.rglob("job.log"))
+
+
 @pytest.mark.parametrize("option", ["--cores", "--jobs"])
 def test_no_core_and_no_job_at_a_time_are_refused(built: Project, option: str) -> None:
     said = built.snakemake(option, "0", "--dry-run", code=2)
