@@ -163,7 +163,7 @@ def list_(
     """List the experiments, with what they take and how far they are, and the trained models of the package.
 
     GPU-hours are those of training, by `implicit-llm estimate`. A dash means none, as after training on a CPU, or that
-    those of some jobs are unknown.
+    those of some jobs are unknown: `implicit-llm estimate NAME` shows which and why.
 
     **Example**
 
