@@ -81,7 +81,7 @@ def test_a_job_at_work_and_one_that_failed_are_told_and_then_all_is_done(project
         driver.communicate(timeout=DEADLINE_S)
     assert driver.returncode == 1
     found, states = status(project)
-    assert (found["driver"]["is_alive"], states[FREE], states[EXPLICIT]) == (False, "done", "failed")
+    assert (found["driver"], states[FREE], states[EXPLICIT]) == (None, "done", "failed")
     assert found["next"] == "snakemake --configfile tiny.yaml --profile profiles/local"
     project.command(*found["next"].split(), "--cores", "2")
     assert set(status(project)[1].values()) == {"done"}

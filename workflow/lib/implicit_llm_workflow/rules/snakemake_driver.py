@@ -6,6 +6,7 @@ people. The driver also describes this invocation of Snakemake in the environmen
 """
 
 import argparse
+import atexit
 import json
 import logging
 import os
@@ -114,6 +115,7 @@ class Driver:
     def _prepare(self) -> None:
         plan = self._plan
         self._lock.enter_context(hold_lock(plan.driver_lock))
+        atexit.register(self._lock.close)
         write_json(plan.root / DRIVER_RECORD, {"profile": profile_in_use(), "config": plan.experiment.source})
         check_disk(plan)
         give_config_file(self._workflow, plan.write_job_files())
