@@ -305,16 +305,25 @@ def step_command(record: Record) -> list[str]:
 
 
 def start_locally(job: Job) -> subprocess.Popen[bytes]:
-    """Start submitit's controller for the step that `write_steps` has pickled."""
-    from submitit.local.local import start_controller
+    """Start submitit's controller for the step that `write_steps` has pickled.
 
-    return start_controller(
-        Path(job.record.folder),
-        shlex.join(step_command(job.record)),
-        cuda_devices=",".join(job.record.gpus),
-        timeout_min=job.record.requested["runtime"],
-        signal_delay_s=int(job.step.signal_delay_s),
-    )
+    This replaces submitit's `start_controller`, whose process would be in the driver's session. Ctrl-C in a terminal
+    would kill it, although the driver decides whether jobs are cancelled or continue.
+    """
+    variables = {
+        "SUBMITIT_EXECUTOR": "local",
+        "SUBMITIT_LOCAL_COMMAND": shlex.join(step_command(job.record)),
+        "SUBMITIT_LOCAL_TIMEOUT_S": str(60 * job.record.requested["runtime"]),
+        "SUBMITIT_LOCAL_SIGNAL_DELAY_S": str(int(job.step.signal_delay_s)),
+        "SUBMITIT_LOCAL_NTASKS": "1",
+        "SUBMITIT_LOCAL_NODEID": "0",
+        "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
+        "SUBMITIT_LOCAL_WITH_SHELL": "",
+        "SUBMITIT_STDERR_TO_STDOUT": "",
+        "CUDA_VISIBLE_DEVICES": ",".join(job.record.gpus),
+    }
+    command = [sys.executable, "-m", "submitit.local._local", job.record.folder]
+    return subprocess.Popen(command, env={**os.environ, **variables}, start_new_session=True)
 
 
 def sbatch_command(jobs: Sequence[Job]) -> list[str]:
