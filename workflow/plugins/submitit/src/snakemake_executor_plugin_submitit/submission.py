@@ -23,9 +23,16 @@ from snakemake_executor_plugin_submitit import processes, store
 from snakemake_executor_plugin_submitit.monitor import stop_all
 from snakemake_executor_plugin_submitit.request import Job, has_all_outputs, with_changes
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
-from snakemake_executor_plugin_submitit.slurm import NoAnswer, SlurmQueue, SlurmState, ask_slurm, find_by_name
+from snakemake_executor_plugin_submitit.slurm import (
+    UNKNOWN,
+    NoAnswer,
+    SlurmQueue,
+    SlurmState,
+    ask_slurm,
+    find_by_name,
+)
 from snakemake_executor_plugin_submitit.step import MAIN, pickle_path
-from snakemake_executor_plugin_submitit.store import CLASSES, End, Record, read_attempts
+from snakemake_executor_plugin_submitit.store import CLASSES, End, JobFiles, Record, read_attempts
 
 SBATCH_TIMEOUT_S = 120
 LARGEST_ARRAY = 500  # during the submission, each of its jobs has an open lock file
@@ -62,8 +69,8 @@ class Dispatcher:
 
     def dispatch(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, str]]:
         """Take over or submit the jobs. Yields: each job, and "" or the reason why it was not submitted."""
-        earlier = [store.load(job.files) for job in jobs]
-        ids = [found.job_id for found in earlier if found and found.is_on_slurm and found.job_id and found.is_open]
+        earlier = [(job.files, store.load(job.files)) for job in jobs]
+        ids = [found.job_id for files, found in earlier if found and may_run_on_slurm(files, found)]
         known = self.queue.ask(ids) if ids else {}  # in one query
         for batch in batches(jobs, self.settings.array_size):
             yield from self._dispatch(batch, known)
@@ -85,6 +92,8 @@ class Dispatcher:
                         self.jobs[id(job.job)] = job
                         done.append((job, ""))
                         continue
+                    if earlier and known.get(earlier.job_id, UNKNOWN).is_alive:  # it is cancelled, and still saves
+                        job.waits_for = earlier.job_id
                     job.files.reset()
                 except (NotSubmitted, NoAnswer) as error:
                     done.append((job, str(error)))
@@ -255,6 +264,13 @@ class Dispatcher:
         return free[:count]
 
 
+def may_run_on_slurm(files: JobFiles, record: Record) -> bool:
+    """Return whether the submission may run on Slurm; a cancelled job still saves when its driver has ended."""
+    end = files.end(record.number)
+    is_cancelled = end is not None and end.failure_class == "cancelled"
+    return record.is_on_slurm and record.job_id != "" and (record.is_open or is_cancelled)
+
+
 def check_is_closed(record: Path) -> None:
     """Check that an unreadable record, maybe of another version of this plugin, is not open. Raises: NotSubmitted."""
     if store.read_json(record).get("is_open", True):
@@ -345,6 +361,9 @@ def sbatch_command(jobs: Sequence[Job]) -> list[str]:
         **with_changes(request, record.excluded, record.memory),
         **{"job-name": record.name, "output": paths.stdout, "error": paths.stderr, "open-mode": "append"},
     }
+    if earlier := [job.waits_for for job in jobs if job.waits_for]:
+        mine = options.get("dependency")  # of slurm_extra
+        options["dependency"] = f"{f'{mine},' if mine else ''}afterany:{':'.join(earlier)}"
     if is_array:
         options["array"] = f"0-{len(jobs) - 1}"
     words = [f"--{name}" if value is True else f"--{name}={value}" for name, value in sorted(options.items())]
