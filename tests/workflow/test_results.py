@@ -153,7 +153,7 @@ def test_the_paper_is_the_experiment_of_a_call_without_a_config_file(project: Pr
 @pytest.mark.slow
 def test_a_job_in_a_process_of_its_own_reads_the_default_configuration_too(project: Project) -> None:
     config = project.dir / "workflow" / "config" / "paper.yaml"
-    shutil.copy(project.config, config)
+    shutil.move(project.config, config)
     shutil.copytree(project.dir / "curricula", config.parent / "curricula", dirs_exist_ok=True)
     target = "results/tiny/data/s3-train/manifest.json"
     (project.dir / target).unlink()
