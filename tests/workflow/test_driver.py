@@ -91,10 +91,11 @@ def test_prefetch_refuses_a_configuration_that_is_not_in_one_file_in_a_line(buil
     assert error.startswith("error: tiny.yaml: not the whole configuration is in tiny.yaml; put it into one file")
 
 
-def test_a_word_of_config_without_a_value_is_refused_in_a_line(built: Project) -> None:
-    refused = built.command("snakemake", "-n", "--cores", "1", "--config", "a=1", "prefetch", code=2)
+@pytest.mark.parametrize("word", ["prefetch", "a=1"])  # Snakemake needs a key of two letters
+def test_a_word_of_config_that_snakemake_does_not_accept_is_refused_in_a_line(built: Project, word: str) -> None:
+    refused = built.command("snakemake", "-n", "--cores", "1", "--config", "ab=1", word, code=2)
     (error,) = [line for line in refused.splitlines() if "rror" in line]
-    assert error.startswith("error: command line: --config: prefetch has no value; type --config KEY=VALUE")
+    assert error.startswith(f"error: command line: --config: {word} is no KEY=VALUE with a key of two letters or more")
 
 
 def test_data_that_no_disk_holds_are_refused_before_anything_runs(fresh: Project) -> None:
@@ -102,6 +103,33 @@ def test_data_that_no_disk_holds_are_refused_before_anything_runs(fresh: Project
     said = r"^error: tiny\.yaml: data: num_samples: s3-train with 1,000,000,000,000,000 takes 14,901,161 GiB"
     assert re.search(said, fresh.snakemake(code=2), re.MULTILINE)
     assert not list(fresh.results.glob("data/*"))
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ((), "data.text: files: nothing matches 'books/*.txt' in "),
+        (("books/a.txt",), "data.text: num_shards: 10 shards are more than the corpus has files, 1; "),
+    ],
+)
+def test_a_corpus_that_has_fewer_files_than_shards_is_refused_before_the_first_job(
+    tmp_path: Path, files: tuple[str, ...], said: str
+) -> None:
+    project = make_project(tmp_path, "language")
+    project.edit(project.config, "{source: python_library}", "{source: files, files: [books/*.txt]}")
+    for name in files:
+        (project.dir / name).parent.mkdir()
+        (project.dir / name).write_text("text")
+    assert f"error: language.yaml: {said}" in project.snakemake("data", code=2)
+    assert not list(project.results.rglob("job.log"))
+    project.snakemake("results/language/data/babi-text/manifest.json")  # which reads no corpus
+
+
+def test_word_problems_of_a_folder_that_is_not_there_are_refused_before_the_first_job(fresh: Project) -> None:
+    fresh.edit(fresh.config, "group: S3", "group: S3\n    folder: words")
+    said = "error: tiny.yaml: folder: words/train_S3_L8_P050.bin is neither below "
+    assert said in fresh.snakemake(code=2)
+    assert not list(fresh.results.rglob("job.log"))
 
 
 @pytest.mark.parametrize("option", ["--cores", "--jobs"])

@@ -198,6 +198,31 @@ def test_peers_stand_beside_our_models_and_touch_no_claim_and_no_figure(tmp_path
     assert "owner/big at cccccccccccc, not pinned" in page_of(declared)
 
 
+@pytest.mark.parametrize("lacking", [(), ("swept",), ("perplexity",), ("swept", "perplexity")])
+def test_an_explicit_peer_has_one_row_for_a_test_though_a_sweep_evaluates_it_too(
+    tmp_path: Path, text: dict[str, Path], lacking: tuple[str, ...]
+) -> None:
+    record = {"data": "text-test", "length": 128, "perplexity": 3.25, "model_type": "implicit_mamba2"}
+    roles = text | peer(tmp_path / "results", "perplexity", [record])
+    about = {"run": "big", "phase": "checkpoint", "seed": None, "source": SOURCE, "is_implicit": False}
+    swept = {**about, **record, "mode": "parallel", "sweep": {"base": "parallel", "key": None, "value": None}}
+    for name in ("swept", "swept-more"):
+        roles |= evaluated(tmp_path / "results", f"big/checkpoint/{name}", "perplexity", [swept])
+    settings = {"kind": "perplexity", "modes": [{"name": "blockwise", "eval_mode": "blockwise"}], "lengths": [128]}
+    missing = [
+        missing_result(
+            f"evaluate:big/checkpoint/{name}",
+            config=settings | ({} if name == "perplexity" else {"sweep": {"eval_tol": [0.5]}}),
+            data={"text-test": {"length": 128}},
+            is_implicit=None,
+        )
+        for name in lacking
+    ]
+    rows = [row for row in rows_of(make_report(tmp_path / "report", roles, missing), "perplexity")
+            if row["name"] == "big"]  # fmt: skip
+    assert [row["perplexity_mean"] for row in rows] == ["" if "perplexity" in lacking else "3.25"]
+
+
 def test_protocols_of_catbabi_are_not_taken_for_seeds_of_a_peer(tmp_path: Path, text: dict[str, Path]) -> None:
     records = [
         {"kind": "catbabi", "data": "babi-test", "length": 200, "protocol": protocol, "accuracy": accuracy}

@@ -244,6 +244,9 @@ class CostModel:
     def _modelled(self, node: Node) -> Cost:
         config, flops, (card, gpus) = node.config, self.work(node).flops, self.place(node)
         solver, precision = config["phase"]["solver"], config["precision"]
+        if card in self.hardware.cards and precision not in self.hardware.cards[card].peak_tflops:
+            reason = f"{card} does not run {precision}; for another GPU, add --hardware NAME to `implicit-llm estimate`"
+            return replace(UNKNOWN, basis=reason)
         speed = None if flops is None else self.hardware.speed(config["model"], solver, precision, card)
         if flops is None or speed is None:
             return UNKNOWN
@@ -360,7 +363,7 @@ def training_table(jobs: list[JobEstimate]) -> Table:
 def notes(jobs: list[JobEstimate], costs: CostModel) -> Iterator[str]:
     """Yield lines that explain the columns, the sources and the assumptions of the numbers."""
     yield "hours: GPU-hours, or hours of wall time of a job that ran on a CPU. -: not known before the job's first run."
-    for basis in sorted({job.cost.basis for job in jobs if job.cost.hours is not None}):
+    for basis in sorted({job.cost.basis for job in jobs} - {UNKNOWN.basis}):
         yield f"       {basis}"
     for card in sorted({job.card for job in jobs} - {"cpu", *costs.hardware.cards}):
         yield f"       {card} is not in {HARDWARE_FILE}; add it there, or set `card` of the class in {CLUSTER_PROFILE}."

@@ -15,6 +15,7 @@ from typing import Any
 
 from implicit_llm_contracts.config.evaluation_kinds import LM_EVAL
 from implicit_llm_contracts.config.fill import fill
+from implicit_llm_contracts.config.tasks import WORD_PROBLEM
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.atomic import require_space
 from implicit_llm_contracts.runs.fetched_files import (
@@ -204,6 +205,8 @@ def _needs(node: Node) -> Iterator[Need]:
     kind = config.get("kind")
     if stage == "data" and kind == "babi_text" and config["source"] == "archive":
         yield BabiArchive(tuple(config.get("missing_files") or ()))
+    elif stage == "data" and kind == WORD_PROBLEM and "file" in config:
+        yield LocalFile(config["file"], "folder")
     elif stage == "data" and kind == "tokenizer" and config["source"] == "file":
         yield LocalFile(config["file"], "tokenizer.file")
     elif stage == "data" and kind == "tokenizer" and config["source"] == "hub":
@@ -215,6 +218,8 @@ def _needs(node: Node) -> Iterator[Need]:
     elif stage == "checkpoint" and "hub" in config:
         files = HubFiles("model", config["hub"], config["revision"])
         yield OnHub(files, node.name, PICKLE_FILE in config["sha256"])
+    elif stage == "checkpoint":
+        yield LocalFile(f"{config['path']}/{CONFIG_FILE}", f"peers.{node.name}.checkpoint.path")
     elif stage == "evaluate" and kind == LM_EVAL:  # the user's own tasks have no entry in `known`
         known = fill(EvaluationDataFile, read_yaml(EVALUATION_DATA_FILE), str(EVALUATION_DATA_FILE)).tasks
         yield from (known[task] for task in config.get("tasks") or known if task in known)

@@ -99,6 +99,18 @@ def test_an_experiment_that_ran_is_named_by_its_name_wherever_its_file_is(
     assert "leaky.yaml is called renamed by now" in refusal(capsys, "gc", "leaky", "--remove")
 
 
+def test_two_files_with_one_name_do_not_share_results(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
+    write_json(tiny.path.parent / "results/tiny" / DRIVER_RECORD, {"config": str(tiny.path)})
+    copy = tiny.beside("copy.yaml", tiny.path.read_text())
+    for command in (("status",), ("gc", "--remove"), ("run",)):
+        said = refusal(capsys, *command, str(copy))
+        assert said.startswith(f"error: {copy}: name: results/tiny has the results of {tiny.path}, which has the same")
+    copy.write_text(tiny.path.read_text().replace("name: tiny", "name: copied"))
+    assert output(capsys, "status", str(copy)).startswith("copied: ")
+    tiny.path.rename(copy)  # the experiment goes on in another file
+    assert output(capsys, "status", str(copy)).startswith("tiny: ")
+
+
 def test_an_experiment_is_named_by_its_file_too(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
     by_option = output(capsys, "status", "--config", str(tiny.path), "--jobs")
     assert output(capsys, "status", str(tiny.path), "--jobs") == by_option
@@ -141,6 +153,23 @@ def test_run_prints_the_command_of_snakemake_and_starts_it(tiny: ExperimentFile)
     assert shown.startswith(f"$ snakemake --configfile {tiny.path.name} --profile ")
     assert "results/tiny/data/s3-train/" in shown
     assert shown.endswith(" -n --quiet all")
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("--resources gpu", ".*; type --resources NAME=INT"),
+        ("-n --set-resources=train_catbabi:mem_mb", ".*; type --set-resources RULE:RESOURCE=VALUE"),
+        ("--set-threads 2", "Invalid threads definition: .*; type --set-threads RULE=THREADS"),
+        ("--retries many", r".* invalid int value: 'many'; `snakemake --help` lists its options"),
+        ("--dryrn", "unrecognized arguments: --dryrn; `snakemake --help` lists its options"),
+    ],
+)
+def test_an_option_that_snakemake_refuses_is_one_line_with_its_form(
+    capsys: pytest.CaptureFixture[str], typed: str, said: str
+) -> None:
+    err = refusal(capsys, "run", "demo", "--", *typed.split())
+    assert re.fullmatch(f"error: {typed}: Snakemake refuses this: {said}\n", err)
 
 
 def test_run_outside_of_a_project_says_where_to_go(

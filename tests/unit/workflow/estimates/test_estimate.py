@@ -297,6 +297,16 @@ def test_a_class_whose_card_has_no_facts_is_named_with_the_two_ways_to_give_them
     assert "is not in" not in output(capsys, "estimate", "language-models")
 
 
+def test_a_gpu_that_does_not_run_the_precision_of_a_job_is_named_as_the_reason_for_unknown_hours(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = "v100 does not run bf16; for another GPU, add --hardware NAME to `implicit-llm estimate`"
+    assert said in output(capsys, "estimate", "state-tracking", "train/a5m-explicit-s0/explicit")
+    assert said not in output(
+        capsys, "estimate", "state-tracking", "train/a5m-explicit-s0/explicit", "--hardware", "h200"
+    )
+
+
 def test_the_hours_of_the_worked_site_are_those_that_list_shows_there(
     capsys: pytest.CaptureFixture[str], profile: Path
 ) -> None:

@@ -76,6 +76,9 @@ def test_the_needs_are_read_from_the_jobs_each_once(tiny: ExperimentFile) -> Non
         "gpt2-s0/explicit": ("train", {"model": {"pretrained": "owner/gpt2", "revision": COMMIT}}),
         "local-s0/explicit": ("train", {"model": {"pretrained": str(tiny.path.parent)}}),
         "other": ("checkpoint", {"hub": "owner/other", "revision": None, "sha256": {}}),
+        "mine": ("checkpoint", {"path": "models/mine", "sha256": {}}),
+        "words-train": ("data", {"kind": "word_problem", "file": "words/train_A5_L256_P090.bin"}),
+        "drawn-train": ("data", {"kind": "word_problem"}),
         "gpt2-s0/lm-eval": ("evaluate", {"kind": "lm_eval", "tasks": ["arc_easy", "piqa"]}),
     }
     plan = tiny.plan()
@@ -88,6 +91,8 @@ def test_the_needs_are_read_from_the_jobs_each_once(tiny: ExperimentFile) -> Non
         LocalFile("more/*.txt", "corpus.files"),
         OnHub(HubFiles("model", "owner/gpt2", COMMIT)),
         OnHub(HubFiles("model", "owner/other", None), "other"),
+        LocalFile("models/mine/config.json", "peers.mine.checkpoint.path"),
+        LocalFile("words/train_A5_L256_P090.bin", "folder"),
         EvaluationData("allenai/ai2_arc", "ARC-Easy", None),
         EvaluationData("baber/piqa", None, None),
     ]

@@ -26,7 +26,7 @@ from implicit_llm_workflow.results.job_states import (
     submitted_jobs,
 )
 from implicit_llm_workflow.results.missing import find_missing
-from implicit_llm_workflow.results.status import Snapshot, headline
+from implicit_llm_workflow.results.status import Snapshot, headline, next_step
 from implicit_llm_workflow.rules.snakemake_driver import DriverRunning, hold_lock
 from snakemake_executor_plugin_submitit import store
 from snakemake_executor_plugin_submitit.processes import start_ticks
@@ -152,6 +152,17 @@ def test_what_is_next_in_turn_of_a_driver_is_queued(plan: Plan) -> None:
     assert look(plan, UNROLLED).state == "waiting"
 
 
+def test_a_driver_on_another_machine_that_was_not_seen_to_end_may_still_run(plan: Plan) -> None:
+    plan.root.mkdir(parents=True, exist_ok=True)
+    plan.driver_lock.write_text("process 7 on elsewhere\n")
+    snapshot = Snapshot(plan, plan.nodes, (), 1)
+    assert headline(snapshot).endswith("process 7 on elsewhere was the last driver, and may still run")
+    assert next_step(snapshot).startswith(
+        "nothing while process 7 still runs on elsewhere, which is not visible here; "
+    )
+    assert next_step(snapshot).endswith(f"after its end, type: {snapshot.command}")
+
+
 @pytest.mark.parametrize("command", ["gc", "accept"])
 def test_a_command_that_keeps_drivers_away_is_no_driver(plan: Plan, command: str) -> None:
     with hold_lock(plan.driver_lock, command):
@@ -242,7 +253,7 @@ def test_a_process_that_lives_and_has_let_go_holds_nothing_and_jobs_do_not_inher
     assert holder_of(tmp_path / "lock") == Holder(*mine, True)
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, close_fds=False):
         lock.close()
-        assert holder_of(tmp_path / "lock") == Holder(*mine, False)
+        assert holder_of(tmp_path / "lock") is None  # on no machine
         with hold_lock(tmp_path / "lock"):
             pass
 

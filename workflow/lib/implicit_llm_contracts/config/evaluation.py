@@ -24,6 +24,7 @@ from implicit_llm_contracts.errors import UserError, refuse_if
 from implicit_llm_contracts.hints import nearest
 
 PARALLEL = "parallel"  # the mode of an explicit model, which evaluates all tokens at once
+UNSWEPT = {"base": PARALLEL, "key": None, "value": None}  # the field `sweep` in the record of an explicit model
 SEQUENTIAL = "sequential"
 COSTS = ("f_evaluations_per_token", "unconverged_share")  # numbers that records of every kind may have
 # The mode of `implicit-llm evaluate` that solves simultaneously and stops by the released code's criterion: a relative
@@ -110,7 +111,7 @@ class ModeConfig(AsGiven):
         keys = ("eval_mode", "eval_stop", "eval_block_len")
         unknown = dict.fromkeys((*keys, "eval_max_iter", "eval_tol", "sweep"))
         if trained is None:
-            return unknown | {"sweep": None if self.sweep is None else {"base": PARALLEL, "key": None, "value": None}}
+            return unknown | {"sweep": self.sweep and UNSWEPT}
         if self.eval_mode == AS_TRAINED:
             return unknown | {"eval_mode": AS_TRAINED}
         used = self.solver(trained)

@@ -23,7 +23,7 @@ import os
 import shutil
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,8 @@ class ResultError(Exception):
 def locked(path: Path, busy: Callable[[str], UserError], command: str = "") -> Iterator[None]:
     """Hold a lock on the file `path`; the kernel releases the lock when the process ends for any reason.
 
-    The file names the process, after `command` if that is given.
+    The file names the process, after `command` if that is given. It is emptied at the end, because another machine may
+    not see the lock itself; after a kill it still names the process.
     Raises: StorageError; if another process holds the lock, the error `busy(holder)`, where the holder is a text such
         as "process 7 on HOST".
     """
@@ -78,6 +79,8 @@ def locked(path: Path, busy: Callable[[str], UserError], command: str = "") -> I
     finally:
         if descriptor in _held_locks:  # false in a forked child, which has closed the descriptor
             _held_locks.remove(descriptor)
+            with suppress(OSError):
+                os.ftruncate(descriptor, 0)
             os.close(descriptor)
 
 

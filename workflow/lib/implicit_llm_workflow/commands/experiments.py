@@ -140,12 +140,17 @@ def run(
     plan, targets = options.choose(words[:first_option], config, options.RESULTS)
     jobs = [target for target in targets if set(target) & set("/*?[")]
     paths = [plan.target(plan.nodes[key]) for key in chosen_jobs(plan, jobs)]
-    names = [target for target in targets if target not in jobs]
-    command = [*plan.snakemake(profile, [*names, *paths]), *words[first_option:]]
+    names, asked = [target for target in targets if target not in jobs], words[first_option:]
+    command = [*plan.snakemake(profile, [*names, *paths]), *asked]
     if not Path(SNAKEFILE).is_file():
         root = nearest_with(SNAKEFILE, Path.cwd())
         advice = "`implicit-llm init my-study`, then work there" if root is None else f"`cd {shlex.quote(str(root))}`"
         raise options.OptionError(f"there is no {SNAKEFILE} here; type {advice}")
+    if asked:
+        from implicit_llm_workflow.rules.snakemake_internals import refused_options
+
+        if (refusal := refused_options(asked)) is not None:
+            raise options.OptionError(f"{shlex.join(asked)}: Snakemake refuses this: {refusal}")
     typer.secho(f"$ {shlex.join(command)}", bold=True)
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", *command])  # noqa: S606  (safer without a shell)
@@ -158,7 +163,7 @@ def list_(
     """List the experiments, with what they take and how far they are, and the trained models of the package.
 
     GPU-hours are those of training, by `implicit-llm estimate`. A dash means none, as after training on a CPU, or that
-    those of some jobs are unknown.
+    those of some jobs are unknown: `implicit-llm estimate NAME` shows which and why.
 
     **Example**
 

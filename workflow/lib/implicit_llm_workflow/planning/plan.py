@@ -5,12 +5,13 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_contracts.errors import UserError
+from implicit_llm_contracts.errors import ConfigError, UserError
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.atomic import read_object
 from implicit_llm_contracts.runs.identity import Identity
@@ -18,7 +19,7 @@ from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest
 from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, WORK, committed, work_directory
 from implicit_llm_contracts.runs.stage_context import MODEL_ROLE
 from implicit_llm_workflow.experiment_files.experiment import Experiment
-from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
+from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path, read_yaml
 from implicit_llm_workflow.file_digests import FileDigests
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.code_digest import JobCode, job_code, job_digest, record_code
@@ -59,6 +60,20 @@ def check_results(folder: Path) -> None:
         )
 
 
+def check_file(experiment: Experiment, root: Path) -> None:
+    """Raise ConfigError if the results in `root` are those of another file whose experiment has the same name."""
+    other, mine, name = read_object(root / DRIVER_RECORD).get("config"), experiment.source, None
+    if not (isinstance(other, str) and os.path.isfile(other) and os.path.isfile(mine)) or os.path.samefile(other, mine):
+        return
+    with suppress(ConfigError):  # a broken file has no name
+        name = read_yaml(Path(other)).get("name")
+    if name == experiment.name:
+        raise ConfigError(
+            f"{mine}: name: {root} has the results of {other}, which has the same name; give one of the files another "
+            "name, or delete the other file"
+        )
+
+
 class Plan:
     """The plan of an experiment, whose jobs and records are below `root`, which is `results` / <experiment>.
 
@@ -76,10 +91,12 @@ class Plan:
         """Build the graph of the jobs. `code_of`: returns the digest of a job's code.
 
         Without `has_identities`, no file is hashed, and `identities` lack the digests; this is for a job, which gets
-        its identity in a file.
+        its identity in a file. Raises: ConfigError if the results are those of another file with the same name.
         """
         self.experiment = experiment
         self.root = results / experiment.name
+        if has_identities:
+            check_file(experiment, self.root)
         digests = FileDigests(results / ".digests.json") if has_identities else None
         self.nodes = build_graph(experiment, digests, self._recorded_config)
         self.figures = report_figures(experiment)

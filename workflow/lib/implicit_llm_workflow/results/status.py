@@ -130,6 +130,9 @@ def next_step(snapshot: Snapshot) -> str:
         more = "; it leaves out what failed" if snapshot.of("failed") else ""
         more += "; what it leaves stopped is resumed by the next start" if snapshot.of("stopped") else ""
         return f"nothing to type, the driver goes on{more}"
+    if snapshot.driver is not None and snapshot.driver.is_alive is None:
+        who = f"process {snapshot.driver.pid} still runs on {snapshot.driver.host}"
+        return f"nothing while {who}, which is not visible here; after its end, type: {snapshot.command}"
     if running := snapshot.of("running"):
         if any(job.submitted is None for job in running):  # only the executor's jobs can be taken over
             return f"jobs run without a driver; when they have ended, type: {snapshot.command}"

@@ -20,6 +20,7 @@ from implicit_llm_workflow.experiment_files.yaml_files import DEFAULT_EXPERIMENT
 from implicit_llm_workflow.rules.snakemake_internals import (
     command_line,
     executor_in_use,
+    is_config,
     profile_file,
     profile_in_use,
     read_profile,
@@ -52,14 +53,14 @@ def errors_in_one_line(say: Callable[[str], object]) -> Iterator[None]:
 def check_config_files() -> None:
     """Read the files of `--configfile`, or else the default experiment, to report errors in one line.
 
-    A word of `--config` without a value is refused too, for which Snakemake would print a traceback.
+    A word of `--config` that is no KEY=VALUE is refused too, for which Snakemake would print a traceback.
     """
     with errors_in_one_line(_say):
         for word in command_line().config or ():
-            if "=" not in word:
+            if not is_config(word):
                 raise ConfigError(
-                    f"command line: --config: {word} has no value; type --config KEY=VALUE, or --configfile FILE for "
-                    "an experiment, with targets before it"
+                    f"command line: --config: {word} is no KEY=VALUE with a key of two letters or more; type --config "
+                    "KEY=VALUE, or --configfile FILE for an experiment, with targets before it"
                 )
         for path in command_line().configfile or [experiment_path(DEFAULT_EXPERIMENT)]:
             if not path.is_file():

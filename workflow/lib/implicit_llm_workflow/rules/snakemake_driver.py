@@ -6,6 +6,7 @@ people. The driver also describes this invocation of Snakemake in the environmen
 """
 
 import argparse
+import atexit
 import json
 import logging
 import os
@@ -28,7 +29,7 @@ from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.atomic import read_object, storage_errors, write_json
 from implicit_llm_contracts.runs.logs import without_password
 from implicit_llm_contracts.runs.manifest import MANIFEST
-from implicit_llm_contracts.runs.places import PROJECT_DIR
+from implicit_llm_contracts.runs.places import PROJECT_DIR, downloads_folder
 from implicit_llm_contracts.runs.run_directory import (
     AGAIN,
     WORK,
@@ -39,9 +40,11 @@ from implicit_llm_contracts.runs.run_directory import (
 )
 from implicit_llm_jobs.tracking.mlflow_store import default_uri, sqlite_path
 from implicit_llm_jobs.tracking.tracked_run import VARIABLE
+from implicit_llm_workflow.experiment_files.data_sets import LanguageModel
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
 from implicit_llm_workflow.planning.plan import DRIVER_RECORD, Plan, UnknownTarget, check_results
 from implicit_llm_workflow.planning.staleness import remove_declared
+from implicit_llm_workflow.prefetch import LocalFile, needs_of
 from implicit_llm_workflow.rules.before_snakemake import check_rule_settings, errors_in_one_line
 from implicit_llm_workflow.rules.snakemake_internals import (
     command_line,
@@ -112,6 +115,7 @@ class Driver:
     def _prepare(self) -> None:
         plan = self._plan
         self._lock.enter_context(hold_lock(plan.driver_lock))
+        atexit.register(self._lock.close)
         write_json(plan.root / DRIVER_RECORD, {"profile": profile_in_use(), "config": plan.experiment.source})
         check_disk(plan)
         give_config_file(self._workflow, plan.write_job_files())
@@ -122,15 +126,20 @@ class Driver:
             signal.signal(signal.SIGINT, _interrupt)
 
     def before_first_job(self) -> None:
-        """Withdraw forced results except with --touch, extend the stop handlers and create MLflow's store.
+        """Check the files that jobs read, withdraw forced results, extend the stop handlers and create MLflow's store.
 
-        `onstart` calls this when Snakemake has chosen the jobs. A forced job would otherwise return its existing
+        `onstart` calls this when Snakemake has chosen the jobs. With --touch, which computes nothing, the first two do
+        not apply. A forced job would otherwise return its existing
         result. Results that depend on a forced result are withdrawn too, since their numbers may change. Their jobs run
         now, or in the next call if this call does not reach them.
         """
         if not self._call.touch:
             with errors_in_one_line(self._logger.error):
-                withdraw(self._plan, self._forced, outputs_to_make(self._workflow))
+                outputs = outputs_to_make(self._workflow)
+                check_files(
+                    self._plan, {key for key, it in self._plan.nodes.items() if self._plan.manifest(it) in outputs}
+                )
+                withdraw(self._plan, self._forced, outputs)
         self._record_stops()
         make_mlflow_store(self._plan.root.parent, self._logger)
 
@@ -329,6 +338,28 @@ def check_disk(plan: Plan) -> None:
                 f"{config['num_samples']:,} takes {needed / 2**30:,.0f} GiB or more and {free / 2**30:,.0f} GiB are "
                 f"free for {plan.root}; give fewer, or free some space"
             )
+
+
+def check_files(plan: Plan, keys: Collection[str]) -> None:
+    """Raise ConfigError if a job that will compute lacks a local file, or its corpus has fewer files than shards.
+
+    `keys`: the jobs that will run. A job whose result exists does not read the files again.
+    """
+    from implicit_llm_data.text.corpus import open_share
+
+    computed = {key for key in keys if committed(Path(plan.work[key])) is None}
+    at, downloads = plan.experiment.source, downloads_folder()
+    try:
+        for data in plan.experiment.data.values():
+            if isinstance(data, LanguageModel) and not computed.isdisjoint(node.key for node in data.sources()):
+                at = f"{plan.experiment.source}: data.{data.name}"
+                open_share(data.corpus, downloads, num_shards=data.num_shards)
+        at = plan.experiment.source
+        for need in needs_of(plan, computed):
+            if isinstance(need, LocalFile):
+                need.fetch(downloads)
+    except UserError as error:
+        raise ConfigError(f"{at}: {error}") from error
 
 
 def report(what: str, jobs: dict[str, str], plan: Plan, say: Callable[[str], None]) -> None:

@@ -53,21 +53,58 @@ def read_profile(profile: str, path: Path) -> tuple[set[str], set[str], str | No
     from snakemake.cli import get_argument_parser
     from snakemake.profiles import ProfileConfigFileParser
 
-    parser, said = get_argument_parser([profile]), StringIO()
+    parser = get_argument_parser([profile])
     words = {word for action in parser._actions for word in action.option_strings}
     names = {word.removeprefix("--") for word in words if word.startswith("--")}
     try:
         with path.open(encoding="utf-8") as stream:
             taken = set(ProfileConfigFileParser().parse(stream))
+    except Exception as error:  # the parser of profiles documents no type
+        return names, set(), " ".join(str(error).split())
+    refusal = _refusal(parser, [])
+    return names, taken if refusal is None else set(), refusal
+
+
+def _refusal(parser: argparse.ArgumentParser, words: list[str]) -> str | None:
+    """Return Snakemake's error about these arguments and the profiles of its parser, in one line; None without one."""
+    said = StringIO()
+    try:
         with redirect_stderr(said):
-            parser.parse_args([])
+            parser.parse_args(words)
     except SystemExit:
         if not said.getvalue():
             raise
-        return names, set(), said.getvalue().strip().splitlines()[-1].partition("error: ")[2]
+        return said.getvalue().strip().splitlines()[-1].partition("error: ")[2]
     except Exception as error:  # each option has its own parser, which may raise any type
-        return names, set(), " ".join(str(error).split())
-    return names, taken, None
+        return " ".join(str(error).split())
+    return None
+
+
+def refused_options(words: list[str]) -> str | None:
+    """Return why Snakemake does not accept these options, with their forms such as NAME=INT; None if it does.
+
+    `--help` and `--version` print their text and end the process.
+    """
+    from snakemake.cli import get_argument_parser
+
+    parser = get_argument_parser()
+    if (reason := _refusal(parser, words)) is None:
+        return None
+    typed = {word.partition("=")[0] for word in words}
+    forms = [f"{action.option_strings[0]} {action.metavar}" for action in parser._actions
+             if typed & set(action.option_strings) and "=" in str(action.metavar)]  # fmt: skip
+    return f"{reason}; type {' or '.join(forms)}" if forms else f"{reason}; `snakemake --help` lists its options"
+
+
+def is_config(word: str) -> bool:
+    """Return whether Snakemake accepts `word` as one of `--config`."""
+    from snakemake.cli import parse_config
+
+    try:
+        parse_config([word])
+    except ValueError:
+        return False
+    return True
 
 
 def does_run_jobs(workflow: Any, call: argparse.Namespace) -> bool:

@@ -84,14 +84,15 @@ def test_scancel_is_taken_at_its_word(on_slurm: ToyProject) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_cancels_the_jobs(on_slurm: ToyProject) -> None:
-    on_slurm.start_until(2, steps=100)
+def test_ctrl_c_cancels_the_jobs_and_the_next_start_waits_until_they_have_saved(on_slurm: ToyProject) -> None:
+    on_slurm.start_until(2, steps=100, pause=3)
     os.killpg(on_slurm.drivers[-1].pid, signal.SIGINT)
     on_slurm.finish(code=1)
     assert (on_slurm.record("train")["is_open"], on_slurm.outcome("train")["failure_class"]) == (False, "cancelled")
     job = on_slurm.record("train")["job_id"]
-    on_slurm.wait_until(lambda: on_slurm.cluster.states()[job] == "CANCELLED")
-    on_slurm.run(steps=4)
+    on_slurm.run(steps=8)
+    assert on_slurm.cluster.states()[job] == "CANCELLED"
+    assert on_slurm.steps() == list(range(1, 9))
 
 
 @pytest.mark.slow

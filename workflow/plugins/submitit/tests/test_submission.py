@@ -109,6 +109,20 @@ def test_what_was_submitted_is_taken_over_by_the_next_driver_also_with_other_res
     assert slurm.submissions == 1
 
 
+@pytest.mark.parametrize(("state", "waits"), [("COMPLETING", True), ("RUNNING", True), ("CANCELLED", False)])
+def test_a_job_starts_after_the_end_of_the_cancelled_one_which_may_still_save(
+    slurm: Slurm, state: str, waits: bool
+) -> None:
+    first = slurm.start()
+    finish(first, 1, "cancelled")
+    first.save(is_open=False)  # as a driver does at Ctrl-C
+    slurm.state(state)
+    second = slurm.start()
+    script = Path(second.record.folder) / "submission.sh"
+    assert ("--dependency=afterany:100 " in script.read_text()) == waits
+    assert slurm.submissions == 2
+
+
 def test_the_record_is_there_before_sbatch_is_called(slurm: Slurm) -> None:
     slurm.sbatch(f"cp {slurm.root}/folder/jobs/*/record.json {slurm.root}/before.json; echo 100")
     slurm.start()

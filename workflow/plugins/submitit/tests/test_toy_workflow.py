@@ -71,6 +71,16 @@ def test_ctrl_c_leaves_no_process_of_a_local_job(on_this_machine: ToyProject) ->
     assert processes.start_ticks(start["pid"]) is None
 
 
+@pytest.mark.slow
+def test_ctrl_c_in_a_terminal_can_leave_local_jobs_to_the_next_driver(on_this_machine: ToyProject) -> None:
+    on_this_machine.start_until(2, "--submitit-on-interrupt", "detach", steps=20)
+    os.killpg(on_this_machine.drivers[-1].pid, signal.SIGINT)
+    on_this_machine.finish("its next start takes them over", code=1)
+    on_this_machine.run(steps=20)
+    assert on_this_machine.steps() == list(range(1, 21))
+    assert len(on_this_machine.starts()) == 1
+
+
 def test_a_resource_of_a_wrong_type_fails_its_job_alone(on_this_machine: ToyProject) -> None:
     said = on_this_machine.run("--keep-going", small=3, wrong="1", code=1, says=("Error in rule small",))
     assert said.count("not submitted: rule small: resource gpus=many: give a whole number, at least 0") == 1

@@ -52,6 +52,9 @@ COLUMNS = ("kind", *ABOUT, *DERIVED, "suite", "column", "reason", "metric", "val
 # column `extent` is "least" and "most".
 SWEEP = ("kind", "run", "phase", "base", "data", "length", "swept")
 
+# The evaluations of an explicit model that agree in these columns have the same numbers.
+TEST = ("run", "phase", "seed", "data", "length", "task", "protocol", "measure", "against")
+
 # The order of `eval_mode` in tables and legends: explicit models (None), the mode of the protocol (blockwise), others.
 MODE_ORDER = (None, "blockwise", "sequential", "simultaneous", "as_trained")
 LAST_TEN, COST, PERPLEXITY = "accuracy_last10", "f_evaluations_per_token", "perplexity"
@@ -187,7 +190,8 @@ def frame_of(
     models = {str(r["run"]): (family_of(r.get("model_type")), r.get("num_parameters")) for r in language}
     titles, rows, metrics = model_titles(models), [], metrics_of(kinds)
     validated = _validation_losses(records.get(VALIDATION_KINDS[PERPLEXITY], ()))
-    for kind, mine in records.items():
+    for kind, found in records.items():
+        mine = _without_repeats(found)
         derived = _Derived(kind, [record for record in mine if not record.get("sweep")], training, names or {})
         for number, record in enumerate(mine):
             about = {
@@ -209,6 +213,20 @@ def frame_of(
         ends = swept.groupby(list(SWEEP), dropna=False)["at"].transform(end)
         frame.loc[swept.index[swept["at"] == ends], "extent"] = extent
     return frame
+
+
+def _without_repeats(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Leave out the record of an explicit model in a sweep if another record has the same test.
+
+    Nothing is swept in an explicit model, so both records have the same numbers.
+    """
+    found, tests = [], set()
+    for record in sorted(records, key=lambda record: bool(record.get("sweep"))):
+        sweep, test = record.get("sweep"), tuple(record.get(key) for key in TEST)
+        if not sweep or sweep["key"] is not None or test not in tests:
+            found.append(record)
+            tests.add(test)
+    return found
 
 
 def model_titles(models: Mapping[str, tuple[str, int | None]]) -> dict[str, str]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from implicit_llm_contracts.config.evaluation import PARALLEL, pairs_of, swept_modes
+from implicit_llm_contracts.config.evaluation import PARALLEL, UNSWEPT, pairs_of, swept_modes
 from implicit_llm_contracts.config.evaluation_kinds import DUALITY, EVALUATION_KINDS, JACOBIAN, LM_EVAL, PERPLEXITY
 from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.config.tasks import CATBABI, WORD_PROBLEM
@@ -84,7 +84,7 @@ def _modes(settings: Any, *, is_implicit: bool) -> list[Record]:
     if settings.kind == JACOBIAN:
         return [{"setting": "trained", "is_checked": True}]
     if not is_implicit and settings.kind != DUALITY:
-        return [{"mode": PARALLEL}]
+        return [{"mode": PARALLEL, "sweep": settings.sweep and UNSWEPT}]
     modes = swept_modes(settings.modes, settings.sweep) if is_implicit else ()
     has_sequential = settings.kind == WORD_PROBLEM and any(mode.eval_mode == "sequential" for mode in modes)
     found = {
@@ -101,6 +101,9 @@ def _modes(settings: Any, *, is_implicit: bool) -> list[Record]:
     if settings.kind != DUALITY:
         return list(found.values())
     pairs = pairs_of(modes, is_implicit=is_implicit)
-    records = [found.get(mode, {"mode": mode}) | {"measure": "pair", "against": against} for mode, against in pairs]
+    records = [
+        found.get(mode, {"mode": mode, "sweep": settings.sweep and UNSWEPT}) | {"measure": "pair", "against": against}
+        for mode, against in pairs
+    ]
     traced = [mode.name for mode in modes if mode.eval_mode == "simultaneous" and mode.sweep is None]
     return records + [found[mode] | {"measure": "convergence"} for mode in traced[:1]]

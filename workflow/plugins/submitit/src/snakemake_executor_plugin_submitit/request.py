@@ -61,6 +61,7 @@ class Job(SubmittedJobInfo):
 
     step: the part that all its submissions share. request: options of sbatch; {} if it runs on this machine.
     is_small: whether the job may be a task of a job array. is_forced: whether the job runs even if its outputs exist.
+    waits_for: the id of a cancelled job in Slurm that may still write to the same outputs.
     The other fields describe the last submission: `record`; `process`, if this driver started it on this machine;
     `slurm`, its state in Slurm; `doubt`, the state in which the job seems to have ended, and since when.
     """
@@ -70,6 +71,7 @@ class Job(SubmittedJobInfo):
     request: dict[str, Any] = field(default_factory=dict)
     is_small: bool = False
     is_forced: bool = False
+    waits_for: str = ""
     process: subprocess.Popen[bytes] | None = None
     slurm: SlurmState = NO_ANSWER
     doubt: tuple[str, float] | None = None

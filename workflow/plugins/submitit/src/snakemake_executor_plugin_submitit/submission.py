@@ -23,9 +23,16 @@ from snakemake_executor_plugin_submitit import processes, store
 from snakemake_executor_plugin_submitit.monitor import stop_all
 from snakemake_executor_plugin_submitit.request import Job, has_all_outputs, with_changes
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
-from snakemake_executor_plugin_submitit.slurm import NoAnswer, SlurmQueue, SlurmState, ask_slurm, find_by_name
+from snakemake_executor_plugin_submitit.slurm import (
+    UNKNOWN,
+    NoAnswer,
+    SlurmQueue,
+    SlurmState,
+    ask_slurm,
+    find_by_name,
+)
 from snakemake_executor_plugin_submitit.step import MAIN, pickle_path
-from snakemake_executor_plugin_submitit.store import CLASSES, End, Record, read_attempts
+from snakemake_executor_plugin_submitit.store import CLASSES, End, JobFiles, Record, read_attempts
 
 SBATCH_TIMEOUT_S = 120
 LARGEST_ARRAY = 500  # during the submission, each of its jobs has an open lock file
@@ -62,8 +69,8 @@ class Dispatcher:
 
     def dispatch(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, str]]:
         """Take over or submit the jobs. Yields: each job, and "" or the reason why it was not submitted."""
-        earlier = [store.load(job.files) for job in jobs]
-        ids = [found.job_id for found in earlier if found and found.is_on_slurm and found.job_id and found.is_open]
+        earlier = [(job.files, store.load(job.files)) for job in jobs]
+        ids = [found.job_id for files, found in earlier if found and may_run_on_slurm(files, found)]
         known = self.queue.ask(ids) if ids else {}  # in one query
         for batch in batches(jobs, self.settings.array_size):
             yield from self._dispatch(batch, known)
@@ -85,6 +92,8 @@ class Dispatcher:
                         self.jobs[id(job.job)] = job
                         done.append((job, ""))
                         continue
+                    if earlier and known.get(earlier.job_id, UNKNOWN).is_alive:  # it is cancelled, and still saves
+                        job.waits_for = earlier.job_id
                     job.files.reset()
                 except (NotSubmitted, NoAnswer) as error:
                     done.append((job, str(error)))
@@ -255,6 +264,13 @@ class Dispatcher:
         return free[:count]
 
 
+def may_run_on_slurm(files: JobFiles, record: Record) -> bool:
+    """Return whether the submission may run on Slurm; a cancelled job still saves when its driver has ended."""
+    end = files.end(record.number)
+    is_cancelled = end is not None and end.failure_class == "cancelled"
+    return record.is_on_slurm and record.job_id != "" and (record.is_open or is_cancelled)
+
+
 def check_is_closed(record: Path) -> None:
     """Check that an unreadable record, maybe of another version of this plugin, is not open. Raises: NotSubmitted."""
     if store.read_json(record).get("is_open", True):
@@ -305,16 +321,25 @@ def step_command(record: Record) -> list[str]:
 
 
 def start_locally(job: Job) -> subprocess.Popen[bytes]:
-    """Start submitit's controller for the step that `write_steps` has pickled."""
-    from submitit.local.local import start_controller
+    """Start submitit's controller for the step that `write_steps` has pickled.
 
-    return start_controller(
-        Path(job.record.folder),
-        shlex.join(step_command(job.record)),
-        cuda_devices=",".join(job.record.gpus),
-        timeout_min=job.record.requested["runtime"],
-        signal_delay_s=int(job.step.signal_delay_s),
-    )
+    This replaces submitit's `start_controller`, whose process would be in the driver's session. Ctrl-C in a terminal
+    would kill it, although the driver decides whether jobs are cancelled or continue.
+    """
+    variables = {
+        "SUBMITIT_EXECUTOR": "local",
+        "SUBMITIT_LOCAL_COMMAND": shlex.join(step_command(job.record)),
+        "SUBMITIT_LOCAL_TIMEOUT_S": str(60 * job.record.requested["runtime"]),
+        "SUBMITIT_LOCAL_SIGNAL_DELAY_S": str(int(job.step.signal_delay_s)),
+        "SUBMITIT_LOCAL_NTASKS": "1",
+        "SUBMITIT_LOCAL_NODEID": "0",
+        "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
+        "SUBMITIT_LOCAL_WITH_SHELL": "",
+        "SUBMITIT_STDERR_TO_STDOUT": "",
+        "CUDA_VISIBLE_DEVICES": ",".join(job.record.gpus),
+    }
+    command = [sys.executable, "-m", "submitit.local._local", job.record.folder]
+    return subprocess.Popen(command, env={**os.environ, **variables}, start_new_session=True)
 
 
 def sbatch_command(jobs: Sequence[Job]) -> list[str]:
@@ -336,6 +361,9 @@ def sbatch_command(jobs: Sequence[Job]) -> list[str]:
         **with_changes(request, record.excluded, record.memory),
         **{"job-name": record.name, "output": paths.stdout, "error": paths.stderr, "open-mode": "append"},
     }
+    if earlier := [job.waits_for for job in jobs if job.waits_for]:
+        mine = options.get("dependency")  # of slurm_extra
+        options["dependency"] = f"{f'{mine},' if mine else ''}afterany:{':'.join(earlier)}"
     if is_array:
         options["array"] = f"0-{len(jobs) - 1}"
     words = [f"--{name}" if value is True else f"--{name}={value}" for name, value in sorted(options.items())]
