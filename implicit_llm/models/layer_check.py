@@ -12,6 +12,7 @@ from torch import Tensor
 from implicit_llm.models.backbone import StackMap
 from implicit_llm.models.configuration import ImplicitConfig
 from implicit_llm.models.errors import ModelConfigError
+from implicit_llm.models.layers import RecurrentLayer
 from implicit_llm.models.stack import Prefix
 from implicit_llm_contracts.config.flops import FAMILIES
 
@@ -22,6 +23,7 @@ TOLERANCE = 1e-4  # relative to the largest output, in fp32; the error of a wron
 def check_layer(config: ImplicitConfig) -> None:
     """Check that a layer of `config` is causal, continues from its state, and ignores padding and other sequences.
 
+    A user's layer must also start from zeros, because chains of sequences start from such a state.
     The output must be finite, and the output of an implicit model's layer must depend on the injection. The check runs
     one layer with random weights on random input; the caller's random state and `config` do not change.
     Raises: ModelConfigError, whose message describes what the layer does wrong; UnknownName if the family is not
@@ -59,13 +61,18 @@ def check_layer(config: ImplicitConfig) -> None:
     compare(apply(later_z_BLD, later_x_BLD)[0][:, :SPLIT], first_BLD, "later tokens change its output; make mix causal")
     compare(apply(z_BLD[1:], x_BLD[1:])[0], whole_BLD[1:], "other sequences of the batch change its output")
 
-    parts, prefix = [], None
+    parts: list[Tensor] = []
+    prefix: Any = None
     for z_BWD, x_BWD in zip(z_BLD.split(SPLIT - 2, 1), x_BLD.split(SPLIT - 2, 1), strict=True):
         part_BWD, prefix = apply(z_BWD, x_BWD, prefix)
         parts.append(part_BWD)
     compare(
         torch.cat(parts, dim=1), whole_BLD, "a sequence in parts has another output; let mix continue from its state"
     )
+
+    if issubclass(model.layer_class, RecurrentLayer):
+        zeros = Prefix(prefix.map(torch.zeros_like).layers, 0)
+        compare(apply(z_BLD, x_BLD, zeros)[0], whole_BLD, "no state differs from zeros; let mix start from zeros")
 
     valid_BL = torch.arange(LENGTH).expand(BATCH, -1) < torch.tensor([[LENGTH], [SPLIT]])
     masked_BLD, after = apply(z_BLD.masked_fill(~valid_BL[..., None], 0.0), later_x_BLD, None, valid_BL)

@@ -236,8 +236,8 @@ class RecurrentLayer(Layer):
 
         Args: h_BLD: the residual stream, not normalised. injection_BLE (width `config.injection_width`): must be added
             to the in-projection; None for an explicit model. state: the state after the previous tokens; None if there
-            are none. valid_BL: False for padding, which comes last in each sequence and must not change the state; None
-            without padding.
+            are none, which must equal a state of zeros. valid_BL: False for padding, which comes last in each sequence
+            and must not change the state; None without padding.
         """
         raise NotImplementedError
 

@@ -331,6 +331,11 @@ FAULTS = {
     "a sequence in parts has another output; let mix continue from its state": (
         lambda self, h, injection, state, valid: _gated(self, h, injection, None, valid)
     ),
+    "no state differs from zeros; let mix start from zeros": (
+        lambda self, h, injection, state, valid: _gated(
+            self, h, injection, (h.new_ones(h.shape[0], h.shape[2]),) if state is None else state, valid
+        )
+    ),
     "padding changes its state; keep the state where valid_BL is False": (
         lambda self, h, injection, state, valid: _gated(self, h, injection, state, None)
     ),

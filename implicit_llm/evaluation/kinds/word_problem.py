@@ -32,7 +32,7 @@ from implicit_llm.evaluation.frame import (
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.stack import Prefix
 from implicit_llm.solver.stats import Block, SolverStats, gather_blocks
-from implicit_llm_contracts.config.evaluation import COSTS, PARALLEL, SEQUENTIAL, EvaluateConfig
+from implicit_llm_contracts.config.evaluation import COSTS, SEQUENTIAL, EvaluateConfig
 from implicit_llm_contracts.config.solver import AS_TRAINED, solver_of
 from implicit_llm_contracts.config.tasks import LAST_TOKENS
 from implicit_llm_contracts.runs.atomic import write_atomic
@@ -62,10 +62,11 @@ def run(context: StageContext) -> StageResult:
         dataset = open_dataset(source.work)
         size = default_batch_size(dataset.length, evaluation.model.device.type)
         results = evaluation.in_each_mode(role, dataset, evaluate_word_problem, batch_size=size)
-        # Compare every mode with the sequential one, token by token.
-        reference = next((m.name for m in evaluation.modes if m.eval_mode == SEQUENTIAL and m.name != PARALLEL), None)
-        for result in results.values():
-            result.values["token_match_sequential"] = match(result, results.get(reference or ""))
+        # Compare every mode, token by token, with the sequential one of the same swept value.
+        references = {mode.swept: mode.name for mode in reversed(evaluation.modes) if mode.eval_mode == SEQUENTIAL}
+        for mode in evaluation.modes:
+            reference = results.get(references.get(mode.swept, ""))
+            results[mode.name].values["token_match_sequential"] = match(results[mode.name], reference)
         described = {"data": role, "train_hard_fraction": learned_from.get("hard_fraction")}
         evaluation.add(described | task_record(source.manifest.config), results)
     return evaluation.finish(evaluation.headline("accuracy_last10", max))

@@ -287,6 +287,19 @@ def test_every_data_set_is_evaluated_in_every_mode_shortest_first_and_compared_w
     assert 0 <= simultaneous["token_match_sequential"] <= 1
 
 
+def test_in_a_sweep_each_mode_is_compared_with_the_sequential_one_of_the_same_value(
+    tmp_path: Path, tests_by_role: dict[str, Path]
+) -> None:
+    modes = [
+        {"name": "blocks", "eval_mode": "blockwise", "eval_block_len": 1},
+        {"name": "slow", "eval_mode": "sequential"},
+    ]
+    path = run_evaluation(
+        tmp_path, {"model": train(tmp_path, "implicit"), **tests_by_role}, modes, sweep={"eval_max_iter": [1, 30]}
+    )
+    assert [record["token_match_sequential"] for record in records(path)[:4]] == [1.0, 1.0, None, None]
+
+
 def test_records_say_what_was_measured_on_what_and_how_it_was_trained(implicit_run: Path) -> None:
     record = records(implicit_run)[0]
     expected = {"run": "s3-implicit", "seed": 7, "phase": "free", "group": "S3", "monoid": "none", "hard_fraction": 0.5}

@@ -395,6 +395,17 @@ def test_compiled_model_gives_the_same_logits(make_model, family: str) -> None:
     torch.testing.assert_close(torch.compile(model, backend="eager")(input_ids).logits, expected, atol=1e-8, rtol=1e-8)
 
 
+@pytest.mark.integration
+def test_a_compiled_model_trains_on_sequences_of_several_lengths(make_model, family: str) -> None:
+    model = make_model(family, max_iter=3).train()
+    compiled = torch.compile(model, backend="eager")
+    for length in (12, 10, 7):
+        rows = torch.randint(0, 23, (2, length))
+        loss, expected = compiled(rows, labels=rows).loss, model(rows, labels=rows).loss
+        torch.testing.assert_close(loss, expected, atol=1e-8, rtol=1e-8)
+        loss.backward()
+
+
 def test_a_device_map_loads_a_model(make_model, family: str, tmp_path: Path) -> None:
     model = make_model(family, dtype=torch.float32)
     model.save_pretrained(tmp_path)

@@ -85,6 +85,11 @@ ROWS: dict[str, tuple[list[Record], dict[str, Any], dict[str, Any]]] = {
         {"controls": BY_MODE, "measure": HEADLINE},
         {"essential": ("best of 2 recipes", "control: by the other mode 20.0 to 30.0 %")},
     ),
+    "a control by mode replaces all that selects the mode": (
+        of_seeds(1.0, eval_mode="blockwise") + of_seeds(0.2, mode="other", eval_mode="sequential"),
+        {"controls": BY_MODE, "measure": Measure("accuracy_last10", of={"group": "A5", "eval_mode": "blockwise"})},
+        {"essential": ("control: by the other mode 20.0 %",)},
+    ),
     "a planned number of another mode is missed": (
         of_seeds(1.0) + of_seeds(None, mode="other"), {"controls": BY_MODE, "measure": HEADLINE},
         {"essential": ("control not run: by the other mode",)},

@@ -149,6 +149,19 @@ def test_other_ranks_of_a_forced_run_do_not_take_its_old_result(
     assert len(body.contexts) == 2
 
 
+def test_other_ranks_make_a_damaged_result_again_and_leave_it_to_rank_0(
+    run_path: Path, make_identity: MakeIdentity, body: Body, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = StageRequest(run_path, make_identity())
+    run_stage(request, body)
+    out = body.contexts[0].work / "out.txt"
+    out.write_text("damaged")
+    monkeypatch.setenv("RANK", "1")
+    run_stage(request, body)
+    assert len(body.contexts) == 2
+    assert not out.with_name("out.txt.bad").exists()
+
+
 def test_inputs_are_handed_over_with_their_work_directory(with_data: StageRequest, data: Path, body: Body) -> None:
     run_stage(with_data, body)
     given = body.contexts[0].inputs["data"]

@@ -160,7 +160,7 @@ def plugin_paths(config: Mapping[str, Any]) -> list[Path]:
 def load_plugin(path: Path) -> ModuleType:
     """Import a job's plugin, check that it has what it declares, and return its module.
 
-    A later call returns the same module without another check, even if the import or the check failed.
+    A later call returns the same module without another check.
     Raises: ConfigError; any error that the file itself raises on import.
     """
     plugin, known = read_plugin(path), sys.modules.get(path.stem)

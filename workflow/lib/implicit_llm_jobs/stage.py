@@ -26,7 +26,6 @@ from implicit_llm_contracts.runs.run_directory import (
     WORK,
     RunDirectory,
     committed,
-    find_committed,
     is_done,
     work_directory,
 )
@@ -84,7 +83,7 @@ def _run(request: StageRequest, body: Body) -> Manifest | None:
         if is_main:
             launched.start_attempt()
             run.prepare()
-        done = run.find_done() if is_main else find_committed(run.work) if is_done(run.work) else None
+        done = run.find_done(has_lock=is_main) if is_main or is_done(run.work) else None
         if done is not None:
             log.info("%s/%s: already done", identity.stage, identity.name)
             if is_main:

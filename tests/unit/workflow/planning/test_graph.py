@@ -547,6 +547,16 @@ def test_the_reason_names_what_changed(finished: ExperimentFile, change: tuple[s
     assert why in finished.edit(*change).plan().statuses[key].why
 
 
+def test_an_evaluation_of_some_lengths_reads_only_these_and_is_not_stale_with_others(tiny: ExperimentFile) -> None:
+    some = tiny.edit("    kind: word_problem\n    modes:", "    kind: word_problem\n    lengths: [16]\n    modes:")
+    before = some.plan()
+    assert [*before.nodes[EXPLICIT_EVALUATION].upstream] == ["model", "s3-test-L16-h0.5"]
+    more = some.edit("test: {lengths: [8, 16]", "test: {lengths: [8, 16, 32]").plan()
+    assert more.identities[EXPLICIT_EVALUATION] == before.identities[EXPLICIT_EVALUATION]
+    with refused("evaluations.word-problem.lengths: no test set has sequences of 16 tokens; there are 8, 32: add"):
+        some.edit("test: {lengths: [8, 16, 32]", "test: {lengths: [8, 32]").plan()
+
+
 def test_the_reason_of_a_report_leaves_out_settings_that_change_with_its_inputs(finished: ExperimentFile) -> None:
     why = finished.edit("tol: 0.1", "tol: 0.2").plan().statuses["report"].why
     assert why.startswith("input changed: ")
@@ -597,14 +607,16 @@ def test_jobs_of_equal_identity_and_different_name_have_identity_files_of_their_
         assert identity["name"] == name
 
 
-def test_identity_files_are_written_once(plan: Plan) -> None:
+def test_identity_files_are_written_again_only_if_they_differ(plan: Plan) -> None:
     plan.write_job_files()
     path = plan.identity_file(plan.nodes["report"])
-    whole = path.read_text()
-    for found, then in (("untouched", "untouched"), ("", whole)):  # empty as a power loss leaves it
+    whole, written = path.read_text(), path.stat().st_ino
+    plan.write_job_files()
+    assert path.stat().st_ino == written
+    for found in (whole.replace("train/", "train/renamed-"), ""):  # of inputs that were renamed; after a power loss
         path.write_text(found)
         plan.write_job_files()
-        assert path.read_text() == then
+        assert path.read_text() == whole
     assert len(list(plan.root.rglob("*.json"))) == len(plan.nodes) + 1  # and what the files of the experiment said
 
 

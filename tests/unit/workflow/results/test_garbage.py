@@ -10,8 +10,8 @@ from implicit_llm_workflow import console
 from implicit_llm_workflow.commands.options import make_plan
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.results.explain import explain
-from implicit_llm_workflow.results.garbage import find_garbage
-from implicit_llm_workflow.results.job_states import JobView, observe
+from implicit_llm_workflow.results.garbage import FORMER, Garbage, delete, find_garbage
+from implicit_llm_workflow.results.job_states import JobView, holder_of, observe
 from implicit_llm_workflow.results.verify import with_shards
 from implicit_llm_workflow.rules.snakemake_driver import withdraw
 from tests.unit.workflow.experiments import (
@@ -273,3 +273,11 @@ def test_a_stream_of_tokens_is_verified_with_its_shards(tmp_path: Path) -> None:
     plan = make_plan("miniature", tmp_path)
     keys = [node.key for node in with_shards(plan, ["data/text-train", "data/babi-train"])]
     assert keys == ["data/text-shard-00000", "data/text-shard-00001", "data/text-train", "data/babi-train"]
+
+
+def test_a_deletion_is_no_job_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    former, seen = tmp_path / "work" / "0123456789abcdef", []
+    former.mkdir(parents=True)
+    monkeypatch.setattr(shutil, "rmtree", lambda path: seen.append(holder_of(tmp_path / "work" / ".lock")))
+    delete(Garbage(former, FORMER, 0))
+    assert (seen, former.exists()) == ([None], False)

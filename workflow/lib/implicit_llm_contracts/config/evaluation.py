@@ -84,6 +84,11 @@ class ModeConfig(AsGiven):
                     f"{key}: the mode as_trained takes all settings from training; remove it",
                 )
 
+    @property
+    def swept(self) -> tuple[str, float] | None:
+        """The swept setting and its value, or None without a sweep."""
+        return None if self.sweep is None else (self.sweep.key, self.sweep.value)
+
     def coupled_batch_size(self, trained: SolverConfig | None) -> int | None:
         """Return `batch_size` if it is set, else COUPLED_BATCH_SIZE if the sequences influence each other, else None.
 
@@ -177,11 +182,7 @@ def pairs_of(modes: Sequence[ModeConfig], *, is_implicit: bool) -> list[tuple[st
     if not is_implicit:
         return [(PARALLEL, SEQUENTIAL)]
     pairs = itertools.combinations(sorted(modes, key=lambda mode: _NEARNESS.index(mode.eval_mode)), 2)
-    return [(mode.name, other.name) for other, mode in pairs if _swept(mode) == _swept(other)]
-
-
-def _swept(mode: ModeConfig) -> tuple[str, float] | None:
-    return None if mode.sweep is None else (mode.sweep.key, mode.sweep.value)
+    return [(mode.name, other.name) for other, mode in pairs if mode.swept == other.swept]
 
 
 @dataclass(frozen=True)

@@ -127,15 +127,15 @@ class RunDirectory:
         shutil.rmtree(self._previous, ignore_errors=True)
         os.replace(self.work, self._previous)
         (self._previous / AGAIN).unlink(missing_ok=True)
-        self.work.mkdir()
+        self.work.mkdir(exist_ok=True)  # another rank may have created it
         for path in self._previous.glob(f"*{LOG}"):
             os.replace(path, self.work / path.name)
 
-    def find_done(self) -> Manifest | None:
+    def find_done(self, *, has_lock: bool = True) -> Manifest | None:
         """Return the manifest of the finished result, or None if there is none or a file is missing or changed.
 
-        The first changed file, or a wrong manifest, is renamed to `*.bad`, so that the stage does not resume from it.
-        The caller must hold the lock. Files that the manifest does not record are not checked.
+        A caller with the lock renames the first changed file, or a wrong manifest, to `*.bad`, so that the stage does
+        not resume from it. Files that the manifest does not record are not checked.
         """
         if (path := committed(self.work)) is None:
             return None
@@ -146,7 +146,7 @@ class RunDirectory:
             manifest.verify(self.path)
         except ManifestError as error:
             log.warning("%s; making it again", str(error).partition(";")[0])
-            if error.path.exists() and not error.path.is_dir():
+            if has_lock and error.path.exists() and not error.path.is_dir():
                 faults.point("run.before_set_aside")
                 os.replace(error.path, error.path.with_name(f"{error.path.name}.bad"))
             return None

@@ -354,7 +354,9 @@ def accept(
         raise options.OptionError("--why: is missing; say why the result holds although its code changed: --why TEXT")
     plan, targets = options.choose(words, config, results, must_name="implicit-llm accept EXPERIMENT TARGET")
     if not targets:
-        raise options.OptionError(f"the results are missing; type `implicit-llm accept {plan.argument} TARGET`")
+        raise options.OptionError(
+            f"TARGET is missing; type `implicit-llm accept {plan.argument} TARGET`, such as 'train/*'"
+        )
     with hold_lock(plan.driver_lock, "accept"):
         chosen = chosen_jobs(plan, targets)
         if revoke or forced:

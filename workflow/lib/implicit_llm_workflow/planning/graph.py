@@ -1,12 +1,13 @@
 """Turn an experiment into its jobs: the nodes, the inputs of each node, and the contents of the report."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from implicit_llm_contracts.config.fill import as_config
 from implicit_llm_contracts.config.tasks import WORD_PROBLEM
+from implicit_llm_contracts.errors import ConfigError
 from implicit_llm_contracts.plugins import PLUGINS, Plugin
 from implicit_llm_contracts.runs.places import corpus_digest, downloads_folder, local_files, local_folder
 from implicit_llm_report.config import VALIDATION, VALIDATION_KINDS
@@ -208,7 +209,9 @@ def _evaluate_nodes(
         if isinstance(data, LanguageModel) and "tokenizer" in kind.reads:
             read = {"tokenizer": data.tokenizer_node().key}
         else:
-            nodes = data.validation_nodes() if evaluation.split == VALIDATION else data.test_nodes()
+            nodes = list(data.validation_nodes() if evaluation.split == VALIDATION else data.test_nodes())
+            if isinstance(data, WordProblem):
+                nodes = _of_lengths(nodes, getattr(evaluation.settings, "lengths", None), experiment, evaluation.name)
             read = {node.name: node.key for node in nodes}
         if model.is_implicit is False and evaluation.settings.kind in ONE_MODE_KINDS:
             # An explicit model has one mode, so a change of `modes` must not make the model's result stale.
@@ -216,6 +219,19 @@ def _evaluate_nodes(
         upstream = {"model": source.key, **read}
         node = Node("evaluate", f"{name}/{evaluation.name}", config, upstream, source.run, source.seed)
         yield job | {"evaluation": evaluation.name}, node
+
+
+def _of_lengths(nodes: list[Node], lengths: Sequence[int] | None, experiment: Experiment, name: str) -> list[Node]:
+    """Return the test sets of these lengths, or all for None. Raises: ConfigError for a length that no test set has."""
+    if lengths is None:
+        return nodes
+    present = sorted({node.config["length"] for node in nodes})
+    if missing := [length for length in lengths if length not in present]:
+        raise ConfigError(
+            f"{experiment.source}: evaluations.{name}.lengths: no test set has sequences of {missing[0]} tokens; there "
+            f"are {', '.join(map(str, present))}: add the length to the data's test lengths, or take it out"
+        )
+    return [node for node in nodes if node.config["length"] in lengths]
 
 
 def report_figures(experiment: Experiment) -> list[str]:

@@ -201,16 +201,16 @@ class Plan:
         return self.identities[node.key].to_json(directories)
 
     def write_job_files(self) -> Path:
-        """Write the missing identity files and a config file with the plan's experiment; return the path of the latter.
+        """Write missing and changed identity files, and a config file with the plan's experiment; return its path.
 
         Jobs must not use an experiment file that somebody has edited in the meantime.
         """
         for node in self.nodes.values():
-            _write_once(self.identity_file(node), self.identity_text(node))
+            _write_new(self.identity_file(node), self.identity_text(node))
         text = json.dumps({PLANNED: self.experiment.read}, ensure_ascii=False)
         name = hashlib.sha256(text.encode()).hexdigest()[:FINGERPRINT_DIGITS]
         path = self.root / ".jobs" / f"experiment-{name}.json"
-        _write_once(path, text)
+        _write_new(path, text)
         return path
 
     @property
@@ -350,9 +350,9 @@ class Plan:
         return committed(work)
 
 
-def _write_once(path: Path, text: str) -> None:
-    # Thousands of files are written, so nothing is synced: after a power loss a file may exist and be empty.
-    if not path.exists() or path.stat().st_size == 0:
+def _write_new(path: Path, text: str) -> None:
+    """Write the text unless the file has it. Thousands of files are written, so nothing is synced."""
+    if not path.exists() or path.read_text(encoding="utf-8") != f"{text}\n":
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         temporary.write_text(f"{text}\n", encoding="utf-8")

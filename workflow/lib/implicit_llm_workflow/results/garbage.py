@@ -72,7 +72,11 @@ def delete(garbage: Garbage) -> None:
     Raises: RunDirectoryBusy if a job holds the lock, such as a silent job on another machine.
     """
     run_dir = garbage.path if garbage.why == UNKNOWN else garbage.path.parent.parent
-    with locked(run_dir / WORK / ".lock", lambda who: RunDirectoryBusy(f"{run_dir}: kept, {who} is writing here")):
+
+    def busy(holder: str) -> RunDirectoryBusy:
+        return RunDirectoryBusy(f"{run_dir}: kept, {holder} is writing here")
+
+    with locked(run_dir / WORK / ".lock", busy, "gc: "):
         # The folder is renamed first, so that a kill during the deletion leaves no part of a result.
         shutil.rmtree(garbage.path.rename(temporary_name(garbage.path)))
 

@@ -34,6 +34,8 @@ FAILS: Final = "not reproduced"
 NOT_RUN: Final = "not run"
 MISSING: Final = "missing"
 RANKS: dict[Verdict, int] = {MISSING: -1, FAILS: 0, BY_SEED: 1, UNDECIDED: 1, HOLDS: 2}
+# The columns of the frame by which a claim selects an evaluation mode.
+MODE_COLUMNS = ("is_headline", "mode", "eval_mode", "eval_block_len", "eval_stop", "eval_tol", "eval_max_iter")
 SIGNS = {">=": ("≥", operator.ge), "<=": ("≤", operator.le), ">": (">", operator.gt), "<": ("<", operator.lt)}
 
 
@@ -209,6 +211,6 @@ def _judge_control(claim: Claim, control: Control, deciding: Found, frame: pd.Da
     of = control.of
     if of is None:
         frame = frame[frame.name == deciding.run]
-        of = {key: value for key, value in claim.measure.of.items() if key != "is_headline"} | {"mode": control.mode}
+        of = {key: value for key, value in claim.measure.of.items() if key not in MODE_COLUMNS} | {"mode": control.mode}
     measure = replace(claim.measure, of=of)
     return judge(replace(claim, statement=control.name, measure=measure, controls=()), frame, scale)
