@@ -173,13 +173,13 @@ class TrainingLoop:
             is_last = number == len(batches)
             try:
                 loss, outputs = self.compute_loss(batch, num_labels)
+                if number == 1 and is_due(step + 1, config.total_steps):
+                    self.probe(batch, outputs)
+                del outputs  # its logits are large
+                with self._reducer.over_ranks() if self._reducer is not None and is_last else nullcontext():
+                    self.scaler.scale(loss).backward()
             except FloatingPointError as error:
                 raise self._non_finite(step + 1, str(error)) from error
-            if number == 1 and is_due(step + 1, config.total_steps):
-                self.probe(batch, outputs)
-            del outputs  # its logits are large
-            with self._reducer.over_ranks() if self._reducer is not None and is_last else nullcontext():
-                self.scaler.scale(loss).backward()
             self.job.watchdog.beat()
         if not self._guard.is_good(self.metrics.close_step(self.clip_gradients())):
             self._read_metrics(step + 1)  # raises NonFiniteTraining
