@@ -114,7 +114,8 @@ class TrainingLoop:
         self.speed = SpeedMeter(config.precision, job.device, world_size())
         self.journal = job.context.journal
         self._alarm = SolverAlarm(self.journal)
-        self._saves = SaveSchedule(job.runtime, job.stop, config.phase.end_step, job.store, self.journal)
+        steps = range(job.first_step, config.phase.end_step)
+        self._saves = SaveSchedule(job.runtime, job.stop, steps, job.store, self.journal)
         self._reported: dict[str, float] = {}
         self.sampler = StepSampler(len(job.dataset), config.batch_size, config.seed)
         self._solver_failures = SolverFailures(model) if world_size() > 1 else None
