@@ -43,7 +43,7 @@ class EvaluationJob:
     model: torch.nn.Module
     dataset: Sequences
     num_samples: int
-    batch_size: BatchSize
+    batch_size: EvaluationBatchSize
     where: str
     precision: Literal["fp32", "bf16"] = "fp32"
     kept: Path | None = None
@@ -186,7 +186,7 @@ class EvaluationOutOfMemory(UserError):
 
 
 @dataclass
-class BatchSize:
+class EvaluationBatchSize:
     """The number of sequences per batch, which is halved when memory runs out unless results depend on it."""
 
     size: int
