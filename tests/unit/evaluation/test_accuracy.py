@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+import weakref
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -186,6 +187,22 @@ def test_batch_is_halved_until_it_fits_and_every_sample_counts_once(error: Runti
     assert size.size == 2
     assert rows.fetched == [8, 4, 2, 2, 2, 2, 2]
     assert (values["num_samples"], values["accuracy_token"]) == (10, 1.0)
+
+
+def test_the_tensors_of_a_batch_that_does_not_fit_are_freed_before_the_device_takes_back_its_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    forward, held, still_held = StandIn.forward, [], []
+
+    def fill_and_forward(model: StandIn, **given: Any) -> Any:
+        activations = torch.zeros(8)
+        held.append(weakref.ref(activations))
+        return forward(model, **given)
+
+    monkeypatch.setattr(StandIn, "forward", fill_and_forward)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: still_held.append(held[-1]() is not None))
+    evaluate(StandIn(fits=3), batch_size=EvaluationBatchSize(8))
+    assert still_held == [False, False]
 
 
 @pytest.mark.parametrize(
