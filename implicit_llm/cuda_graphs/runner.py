@@ -311,10 +311,10 @@ def _solve_blocks(
 def _can_solve_training(model: ImplicitModel, input_BL: Tensor) -> bool:
     """Return whether graphs can solve a training pass over ids (B, L) or embeddings.
 
-    Blocks must be equally long, and the method plain or damped, because other methods may remember iterates.
+    Blocks must be equally long, and the method must have a damping, because other methods may remember iterates.
     """
     assert model.solver is not None
-    has_memory = model.solver.method not in ("plain", "damped")
+    has_memory = Search.of(model.solver, is_training=True).damping is None
     length = input_BL.shape[1]
     width = model.solver.block_len or length
     return (width >= length or length % width == 0) and not has_memory and can_capture(model, input_BL.device)

@@ -100,7 +100,7 @@ class StepGraph:
                 mine.zero_() if given is None else mine.copy_(next(given))
         self._failure = None
         if solver is not None and not self._is_free:
-            self._stats = unrolled_stats(solver.num_unroll, len(ids_BL), ids_BL.device)
+            self._stats = unrolled_stats(solver.num_unroll + self.setting.with_state, len(ids_BL), ids_BL.device)
         elif solver is not None:
             try:
                 self._stats = self._solve(solve)
@@ -144,7 +144,9 @@ class StepGraph:
         embedding_BLD = base.get_input_embeddings()(self._ids)
         z_BLD, blocks = solve(base, embedding_BLD, self._masks, self._before)
         self._z.copy_(z_BLD)
-        return free_stats(blocks, self.setting.solver)
+        stats = free_stats(blocks, self.setting.solver)
+        stats.num_closing += self.setting.with_state  # one more f returns the state
+        return stats
 
     def _draw_masks(self) -> None:
         with torch.no_grad():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,7 @@ class EvaluationJob:
     model: torch.nn.Module
     dataset: Sequences
     num_samples: int
-    batch_size: BatchSize
+    batch_size: EvaluationBatchSize
     where: str
     precision: Literal["fp32", "bf16"] = "fp32"
     kept: Path | None = None
@@ -186,7 +187,7 @@ class EvaluationOutOfMemory(UserError):
 
 
 @dataclass
-class BatchSize:
+class EvaluationBatchSize:
     """The number of sequences per batch, which is halved when memory runs out unless results depend on it."""
 
     size: int
@@ -205,7 +206,8 @@ class BatchSize:
                 "batch_size where it belongs to the mode's stopping rule"
             ) from error
         self.size //= 2
-        torch.cuda.empty_cache()  # frees the memory of the failed attempt
+        traceback.clear_frames(error.__traceback__)  # they hold the tensors of the failed attempt
+        torch.cuda.empty_cache()
         log.warning("%s: out of memory, going on with batches of %d sequences", where, self.size)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 import implicit_llm  # noqa: F401  (registers the implicit models with the Auto classes)
 from implicit_llm.device import set_up_torch
-from implicit_llm.evaluation.answers import BatchSize, EvaluationJob, EvaluationResult
+from implicit_llm.evaluation.answers import EvaluationBatchSize, EvaluationJob, EvaluationResult
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.loading import import_package_of, load_foreign
 from implicit_llm_contracts.config.evaluation import PARALLEL, EvaluateConfigError, ModeConfig, modes_of, swept_modes
@@ -119,7 +119,7 @@ class ModelEvaluation:
                 f"modes: all are compared on the same batches, and the batch sizes differ ({sizes}); "
                 "give them the same batch_size"
             )
-        size = BatchSize(next(iter(fixed), None) or self.batch_size or batch_size, is_fixed=bool(fixed))
+        size = EvaluationBatchSize(next(iter(fixed), None) or self.batch_size or batch_size, is_fixed=bool(fixed))
         limits = [limit for limit in (max_samples, *(mode.max_samples for mode in modes)) if limit is not None]
         return EvaluationJob(self.model, dataset, min([len(dataset), *limits]), size, where, self.precision)
 

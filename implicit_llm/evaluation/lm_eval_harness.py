@@ -33,7 +33,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import implicit_llm  # noqa: F401  (registers the implicit models with the Auto classes)
 from implicit_llm.device import choose_device
-from implicit_llm.evaluation.answers import BatchSize, SolverTally, check_tokens
+from implicit_llm.evaluation.answers import EvaluationBatchSize, SolverTally, check_tokens
 from implicit_llm.evaluation.frame import EvaluateInputError, model_directory
 from implicit_llm.kernels.selection import select_kernels_for
 from implicit_llm_contracts.config.evaluation import ModeConfig
@@ -93,7 +93,7 @@ class ImplicitLM(HFLM):
                 raise SolverSettingError(f"{key}: None changes nothing; give a value, or leave it out")
         is_auto = batch_size is None or str(batch_size).startswith("auto")
         size = (max_batch_size or DEFAULT_BATCH_SIZE) if is_auto else int(batch_size)  # type: ignore[arg-type]
-        self.batches = BatchSize(size)
+        self.batches = EvaluationBatchSize(size)
         if isinstance(pretrained, str):
             pretrained = str(model_folder(Path(pretrained)))
             select_kernels_for(options.setdefault("device", choose_device("auto")), kernels)

@@ -381,8 +381,11 @@ class ImplicitModel(ImplicitPreTrainedModel):
                 z_BLD, blocks = self.runner.training_solve(f, embedding_BLD, solver)
             z_BLD = differentiated_steps(f, z_BLD, solver)
             stats = free_stats(blocks, solver)
+        if not (with_state and self.training):
+            return z_BLD, None, stats
+        stats.num_closing += 1  # one more f returns the state
         with torch.no_grad():
-            return z_BLD, f.close(z_BLD)[1] if with_state and self.training else None, stats
+            return z_BLD, f.close(z_BLD)[1], stats
 
 
 class RecurrentModel(ImplicitModel):

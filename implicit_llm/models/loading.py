@@ -148,7 +148,9 @@ def to_implicit(model: PreTrainedModel, solver: SolverConfig | Mapping[str, Any]
     weights = model.state_dict()
     for name, module in implicit.named_modules():
         if isinstance(module, NormedWeight) and (weight := weights.pop(f"{name}.weight", None)) is not None:
-            weights |= {f"{name}.v": weight, f"{name}.g": gain_of(weight)}
+            gain = gain_of(weight)
+            # A row of zeros has no direction; any other v is as good, because its gain is 0.
+            weights |= {f"{name}.v": torch.where(gain == 0, 1.0, weight), f"{name}.g": gain}
     implicit.load_state_dict(weights, strict=False)
     implicit.generation_config = copy.deepcopy(model.generation_config)
     return implicit

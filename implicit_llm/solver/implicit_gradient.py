@@ -147,12 +147,14 @@ def _sum_series(product: Linear, g_BLD: Tensor, steps: int, tau: float) -> Tenso
 def _solve_linear(product: Linear, g_BLD: Tensor, is_wanted: IsWanted, solver: SolverConfig) -> Tensor:
     """Return the solution of u = g + product(u); log a warning if a sequence misses `gradient_tol`.
 
-    Each sequence's g is scaled to norm 1 for the solve, because the loss may have any scale. Raises: NonFiniteState.
+    Each sequence's g is scaled to norm 1 for the solve, because the loss may have any scale. A sequence whose g is not
+    finite gets NaN. Raises: NonFiniteState.
     """
     norm_B11 = torch.linalg.vector_norm(g_BLD, dim=(1, 2), keepdim=True).clamp_min(torch.finfo(g_BLD.dtype).tiny)
+    unit_BLD = torch.where(norm_B11.isfinite(), g_BLD / norm_B11, 0.0)  # 0 times a norm that is not finite is NaN
     everyone = torch.arange(len(g_BLD), device=g_BLD.device)
     u_BLD, stats = solve(
-        _Affine(product, g_BLD / norm_B11, everyone, is_wanted),
+        _Affine(product, unit_BLD, everyone, is_wanted),
         torch.zeros_like(g_BLD),
         update=Anderson(solver.tau, is_causal=False),
         rule=make_rule("sequence", solver.gradient_tol, is_training=True),

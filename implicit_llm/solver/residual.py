@@ -75,14 +75,14 @@ def _judge_tokens(z: Tensor, fz: Tensor, tol: float) -> Progress:
     return Progress(worst < tol, worst, by_token, by_token=True)
 
 
-def _judge_worst(z: Tensor, fz: Tensor, tol: float) -> Progress:
+def _judge_released_training(z: Tensor, fz: Tensor, tol: float) -> Progress:
     """Stop all sequences when the largest of their residuals is below tol: the released code's training criterion."""
     by_sequence, by_token = _relative(z, fz)
     done = (by_sequence.amax() < tol).expand(len(by_sequence))
     return Progress(done, by_sequence, by_token)
 
 
-def _judge_batch(z: Tensor, fz: Tensor, tol: float) -> Progress:
+def _judge_released_evaluation(z: Tensor, fz: Tensor, tol: float) -> Progress:
     """Stop all sequences if ||f(z) - z|| / ||z|| < tol over the batch: the released code's evaluation criterion."""
     change_BL, size_BL = _norms(fz - z), _norms(z)
     ratio = torch.linalg.vector_norm(change_BL) / (torch.linalg.vector_norm(size_BL) + RELEASED_EPS)
@@ -92,7 +92,7 @@ def _judge_batch(z: Tensor, fz: Tensor, tol: float) -> Progress:
     )
 
 
-STOPS.update(sequence=_judge_sequences, token=_judge_tokens, batch=_judge_worst)
+STOPS.update(sequence=_judge_sequences, token=_judge_tokens, batch=_judge_released_training)
 
 
 def register_stop(name: str, judge: Callable[[Tensor, Tensor, float], Progress]) -> None:
@@ -125,4 +125,4 @@ def make_rule(stop: str, tol: float, *, is_training: bool) -> Rule:
 
     The released code's criterion, "batch", differs between training and evaluation. Raises: UnknownName.
     """
-    return Rule(stop, tol, _judge_batch if stop == "batch" and not is_training else STOPS[stop])
+    return Rule(stop, tol, _judge_released_evaluation if stop == "batch" and not is_training else STOPS[stop])

@@ -114,7 +114,8 @@ class TrainingLoop:
         self.speed = SpeedMeter(config.precision, job.device, world_size())
         self.journal = job.context.journal
         self._alarm = SolverAlarm(self.journal)
-        self._saves = SaveSchedule(job.runtime, job.stop, config.phase.end_step, job.store, self.journal)
+        steps = range(job.first_step, config.phase.end_step)
+        self._saves = SaveSchedule(job.runtime, job.stop, steps, job.store, self.journal)
         self._reported: dict[str, float] = {}
         self.sampler = StepSampler(len(job.dataset), config.batch_size, config.seed)
         self._solver_failures = SolverFailures(model) if world_size() > 1 else None
@@ -173,13 +174,13 @@ class TrainingLoop:
             is_last = number == len(batches)
             try:
                 loss, outputs = self.compute_loss(batch, num_labels)
+                if number == 1 and is_due(step + 1, config.total_steps):
+                    self.probe(batch, outputs)
+                del outputs  # its logits are large
+                with self._reducer.over_ranks() if self._reducer is not None and is_last else nullcontext():
+                    self.scaler.scale(loss).backward()
             except FloatingPointError as error:
                 raise self._non_finite(step + 1, str(error)) from error
-            if number == 1 and is_due(step + 1, config.total_steps):
-                self.probe(batch, outputs)
-            del outputs  # its logits are large
-            with self._reducer.over_ranks() if self._reducer is not None and is_last else nullcontext():
-                self.scaler.scale(loss).backward()
             self.job.watchdog.beat()
         if not self._guard.is_good(self.metrics.close_step(self.clip_gradients())):
             self._read_metrics(step + 1)  # raises NonFiniteTraining

@@ -46,7 +46,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.directory) as work, StopRequest() as stop:
         journal = Journal(None)
         store = CheckpointStore(Path(work), {}, journal)
-        schedule = SaveSchedule(Runtime(save_steps=1), stop, options.saves + 1, store, journal)
+        schedule = SaveSchedule(Runtime(save_steps=1), stop, range(options.saves + 1), store, journal)
         with schedule:
             for step in range(1, options.saves + 2):  # the last one is written before its save returns
                 schedule.after_step(step)

@@ -21,7 +21,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import implicit_llm
-from implicit_llm.evaluation.answers import BatchSize, EvaluationJob
+from implicit_llm.evaluation.answers import EvaluationBatchSize, EvaluationJob
 from implicit_llm.evaluation.kinds.word_problem import evaluate_word_problem
 from implicit_llm.models.runner import Runner
 from implicit_llm.training.batches import BatchLayout
@@ -147,7 +147,7 @@ def evaluation(options: argparse.Namespace) -> dict[str, Any]:
 
     def evaluate(length: int) -> dict[str, Any]:
         data = Words(length, sequences, "test")
-        job = EvaluationJob(model, data, sequences, BatchSize(sequences), "evaluation", options.precision)
+        job = EvaluationJob(model, data, sequences, EvaluationBatchSize(sequences), "evaluation", options.precision)
         return evaluate_word_problem(job).values
 
     evaluate(min(256, length))  # compiles and captures

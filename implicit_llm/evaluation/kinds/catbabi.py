@@ -25,7 +25,7 @@ from torch import nn
 
 from implicit_llm.evaluation.answers import (
     Batch,
-    BatchSize,
+    EvaluationBatchSize,
     EvaluationJob,
     EvaluationResult,
     LossTally,
@@ -134,7 +134,7 @@ class StoriesInOrder:
 
 def evaluate_carried(job: EvaluationJob, question_id: int) -> EvaluationResult:
     """Evaluate the windows in their order, with a carried state. Raises: EvaluationOutOfMemory, UnknownToken."""
-    one_by_one = replace(job, batch_size=BatchSize(1, is_fixed=True))
+    one_by_one = replace(job, batch_size=EvaluationBatchSize(1, is_fixed=True))
     return evaluate_catbabi(one_by_one, question_id, partial(job.model, past_key_values=ConvergedStateCache()))
 
 

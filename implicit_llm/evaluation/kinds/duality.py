@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from implicit_llm.evaluation.answers import (
     Batch,
-    BatchSize,
+    EvaluationBatchSize,
     EvaluationJob,
     EvaluationResult,
     SolverTally,
@@ -127,7 +127,7 @@ def trace_records(evaluation: ModelEvaluation, job: EvaluationJob, max_tokens: i
     job = replace(
         job,
         num_samples=min(job.num_samples, rows_of(max_tokens, job.dataset.length)),
-        batch_size=BatchSize(job.batch_size.size),
+        batch_size=EvaluationBatchSize(job.batch_size.size),
     )
     curve = trace_convergence(job, solver) if job.num_samples else None
     record = {"measure": CONVERGENCE, "mode": modes[0].name, "against": None, **modes[0].record(trained)}

@@ -33,18 +33,20 @@ class SaveSchedule:
     the disk refuses a save, training continues once, because the next save is due soon. A second refusal in a row stops
     training. So does the refusal of a state that must not be lost: at a kept step, at the end or on a stop request.
     After an error, the context waits for the current write before it ends; after a second Ctrl-C it does not.
+    steps: from the number of steps finished beforehand to that at the end of the phase. If `after_step` is not called
+    at a multiple of `save_steps`, its next call saves.
     """
 
     def __init__(
         self,
         runtime: Runtime,
         stop: StopRequest,
-        end_step: int,
+        steps: range,
         store: CheckpointStore,
         journal: Journal,
     ) -> None:
         self._runtime, self._stop, self._store = runtime, stop, store
-        self._end_step, self._journal = end_step, journal
+        self._previous, self._end_step, self._journal = steps.start, steps.stop, journal
         self._must_save = self._is_last_try = False
         self._write: Future[object] | None = None
         self._written_step = 0
@@ -68,6 +70,7 @@ class SaveSchedule:
         now = time.monotonic()
         self._between_stops_s, self._due_at = now - max(self._due_at, self._last_save), now
         wish = max_over_ranks(self._wish(step))
+        self._previous = step
         must_stop = bool(wish & _STOP)
         self._must_save = step >= self._end_step or step in self._store.keep or must_stop
         return bool(wish) or self._must_save, must_stop
@@ -125,7 +128,8 @@ class SaveSchedule:
 
     def _wish(self, step: int) -> int:
         runtime = self._runtime
-        is_due = runtime.save_steps is not None and step % runtime.save_steps == 0
+        every = runtime.save_steps
+        is_due = every is not None and step // every > self._previous // every
         if runtime.save_every_s is not None and is_main() and self._write is None:
             interval_s = save_interval_s(runtime.save_every_s, self._stall_s, self._store.last_save_s)
             is_due = is_due or time.monotonic() - self._last_save >= interval_s

@@ -15,6 +15,7 @@ from implicit_llm import (
     ImplicitMamba2ForCausalLM,
     load_config,
 )
+from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm_contracts.config import flops
 
 BATCH, WIDTH, LAYERS, INNER, STATE = 2, 32, 2, 64, 8
@@ -118,12 +119,24 @@ def test_a_series_costs_one_backward_pass_and_products_that_need_no_gradient_of_
         flops.training_flops(fields, length, solver, 3.0)
 
 
+@pytest.mark.parametrize("passes_states", [False, True])
 @pytest.mark.parametrize("name", SOLVERS)
-def test_the_most_evaluations_are_those_of_a_solver_that_never_converges(name: str) -> None:
-    model = mamba(SOLVERS[name])
+def test_the_most_evaluations_are_those_of_a_solver_that_never_converges(
+    name: str, passes_states: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, num_tokens = mamba(SOLVERS[name]), 0
+    apply_stack = model.base.apply_stack
+
+    def count(h_BLD: torch.Tensor, *given: Any, **options: Any) -> Any:
+        nonlocal num_tokens
+        num_tokens += h_BLD[..., 0].numel()
+        return apply_stack(h_BLD, *given, **options)
+
+    monkeypatch.setattr(model.base, "apply_stack", count)
     ids_BL = torch.randint(0, 97, (BATCH, 32))
-    stats = model(ids_BL).solver_stats
-    assert float(stats.f_evaluations.mean()) == flops.max_evaluations(SOLVERS[name])
+    stats = model(ids_BL, past_key_values=ConvergedStateCache() if passes_states else None).solver_stats
+    most = flops.max_evaluations(SOLVERS[name], passes_states=passes_states)
+    assert float(stats.f_evaluations.mean()) == num_tokens / ids_BL.numel() == most
 
 
 @pytest.mark.parametrize("solver", [None, SOLVERS["free"]])

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+import weakref
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from implicit_llm.evaluation.answers import (
-    BatchSize,
+    EvaluationBatchSize,
     EvaluationJob,
     EvaluationOutOfMemory,
     EvaluationResult,
@@ -73,9 +74,13 @@ MODES: list[dict[str, Any]] = [
 ]
 
 
-def evaluate(model: StandIn, rows: Rows | None = None, batch_size: BatchSize | None = None) -> EvaluationResult:
+def evaluate(
+    model: StandIn, rows: Rows | None = None, batch_size: EvaluationBatchSize | None = None
+) -> EvaluationResult:
     rows = rows or problems()
-    return evaluate_word_problem(EvaluationJob(model, rows, len(rows), batch_size or BatchSize(4), "data mode"))
+    return evaluate_word_problem(
+        EvaluationJob(model, rows, len(rows), batch_size or EvaluationBatchSize(4), "data mode")
+    )
 
 
 def test_accuracies_count_positions_last_ten_tokens_and_whole_sequences() -> None:
@@ -116,7 +121,9 @@ def test_blockwise_the_layers_never_see_more_than_a_block_however_long_the_seque
     model.solver = replace(model.solver, eval_mode="blockwise", eval_block_len=512, eval_max_iter=4)
     apply_stack = Mock(wraps=model.base.apply_stack)
     monkeypatch.setattr(type(model.base), "apply_stack", apply_stack)
-    job = EvaluationJob(model, Rows(1, length), 1, BatchSize(default_batch_size(length, "cpu")), "data blockwise")
+    job = EvaluationJob(
+        model, Rows(1, length), 1, EvaluationBatchSize(default_batch_size(length, "cpu")), "data blockwise"
+    )
     in_pieces = evaluate_word_problem(job)
     assert {call.args[0].shape[:2] for call in apply_stack.call_args_list} == {(1, 512)}
     monkeypatch.setattr(stage, "PIECE", length)
@@ -139,7 +146,7 @@ def test_a_long_evaluation_goes_on_where_it_was_stopped(
     model.solver = replace(model.solver, eval_mode="blockwise", eval_block_len=16, eval_max_iter=4)
 
     def job(size: int, kept: Path | None = tmp_path) -> EvaluationJob:
-        return EvaluationJob(model, Rows(2, 256), 2, BatchSize(size), "data blockwise", kept=kept)
+        return EvaluationJob(model, Rows(2, 256), 2, EvaluationBatchSize(size), "data blockwise", kept=kept)
 
     whole = evaluate_word_problem(job(sizes[0], kept=None))
     calls = stop_at(monkeypatch, type(model), "forward", last)
@@ -154,7 +161,7 @@ def test_a_long_evaluation_goes_on_where_it_was_stopped(
 def test_long_sequences_are_evaluated_as_trained_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model("implicit")
     model.solver = replace(model.solver, eval_mode="as_trained")
-    job = EvaluationJob(model, Rows(2, 256), 2, BatchSize(2), "data as trained")
+    job = EvaluationJob(model, Rows(2, 256), 2, EvaluationBatchSize(2), "data as trained")
     expected = evaluate_word_problem(job)
     monkeypatch.setattr(stage, "PIECE", 64)
     found = evaluate_word_problem(job)
@@ -175,19 +182,38 @@ def test_long_sequences_are_evaluated_as_trained_in_one_piece(monkeypatch: pytes
     ],
 )
 def test_batch_is_halved_until_it_fits_and_every_sample_counts_once(error: RuntimeError) -> None:
-    rows, size = problems(), BatchSize(8)
+    rows, size = problems(), EvaluationBatchSize(8)
     values = evaluate(StandIn(fits=3, out_of_memory=error), rows, size).values
     assert size.size == 2
     assert rows.fetched == [8, 4, 2, 2, 2, 2, 2]
     assert (values["num_samples"], values["accuracy_token"]) == (10, 1.0)
 
 
+def test_the_tensors_of_a_batch_that_does_not_fit_are_freed_before_the_device_takes_back_its_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    forward, held, still_held = StandIn.forward, [], []
+
+    def fill_and_forward(model: StandIn, **given: Any) -> Any:
+        activations = torch.zeros(8)
+        held.append(weakref.ref(activations))
+        return forward(model, **given)
+
+    monkeypatch.setattr(StandIn, "forward", fill_and_forward)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: still_held.append(held[-1]() is not None))
+    evaluate(StandIn(fits=3), batch_size=EvaluationBatchSize(8))
+    assert still_held == [False, False]
+
+
 @pytest.mark.parametrize(
     ("fits", "size", "named"),
-    [(3, BatchSize(8, is_fixed=True), "batch size 8; .* set a smaller batch_size"), (0, BatchSize(4), "batch size 1;")],
+    [
+        (3, EvaluationBatchSize(8, is_fixed=True), "batch size 8; .* set a smaller batch_size"),
+        (0, EvaluationBatchSize(4), "batch size 1;"),
+    ],
     ids=["a size that belongs to the result", "a single sequence"],
 )
-def test_a_batch_that_cannot_be_halved_is_the_users_error(fits: int, size: BatchSize, named: str) -> None:
+def test_a_batch_that_cannot_be_halved_is_the_users_error(fits: int, size: EvaluationBatchSize, named: str) -> None:
     with pytest.raises(EvaluationOutOfMemory, match=named) as caught:
         evaluate(StandIn(fits=fits), batch_size=size)
     assert caught.value.exit_code == 2
@@ -214,7 +240,9 @@ def test_match_compares_the_samples_both_have_and_only_finite_ones() -> None:
 def test_a_token_that_the_model_does_not_know_is_named_before_anything_is_asked(
     column: str, options: dict[str, Any]
 ) -> None:
-    job = EvaluationJob(small_model("gpt_neox"), Rows(**{column: np.full((7, 12), VOCAB)}), 2, BatchSize(2), "here")
+    job = EvaluationJob(
+        small_model("gpt_neox"), Rows(**{column: np.full((7, 12), VOCAB)}), 2, EvaluationBatchSize(2), "here"
+    )
     with pytest.raises(UnknownToken, match=f"here: the data has token {VOCAB} and the model knows {VOCAB};"):
         next(answers(job, lambda out, batch: out, **options))
 
@@ -231,7 +259,7 @@ def test_a_token_that_the_model_does_not_know_is_named_before_anything_is_asked(
 def test_answers_that_are_not_finite_give_no_number_and_never_zero(
     change: dict[str, Any], evaluate: Any, tally: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = evaluate(EvaluationJob(StandIn(**change), problems(), 10, BatchSize(3), "data mode")).values
+    found = evaluate(EvaluationJob(StandIn(**change), problems(), 10, EvaluationBatchSize(3), "data mode")).values
     assert {found[key] for key in tally.measures} == {None}
     assert found["nonfinite_share"] > 0
     assert "sequences are not finite: no result is reported" in caplog.text
@@ -429,7 +457,9 @@ BABI_MODES = [
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_accuracy_at_questions_equals_the_count_by_hand(batch_size: int) -> None:
     rows = Rows(input_ids=INPUTS, labels=LABELS, task=TASKS)
-    values = evaluate_catbabi(EvaluationJob(StandIn(), rows, 2, BatchSize(batch_size), "data mode"), QUESTION).values
+    values = evaluate_catbabi(
+        EvaluationJob(StandIn(), rows, 2, EvaluationBatchSize(batch_size), "data mode"), QUESTION
+    ).values
     # The stand-in has the logit 1 for its answer and 0 for the five others.
     right, wrong = math.log(math.e + 5) - 1, math.log(math.e + 5)
     perplexities = {"1": math.exp(right), "7": math.exp((2 * right + 5 * wrong) / 7)}

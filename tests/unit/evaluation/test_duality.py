@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from implicit_llm.evaluation.answers import BatchSize, EvaluationJob
+from implicit_llm.evaluation.answers import EvaluationBatchSize, EvaluationJob
 from implicit_llm.evaluation.kinds import duality as stage
 from implicit_llm.evaluation.kinds.duality import (
     DualityTally,
@@ -69,7 +69,7 @@ def compared(
 
 
 def job_of(model: Any, rows: Any, batch_size: int = 3) -> EvaluationJob:
-    return EvaluationJob(model, rows, len(rows), BatchSize(batch_size), "data")
+    return EvaluationJob(model, rows, len(rows), EvaluationBatchSize(batch_size), "data")
 
 
 def test_measures_of_a_pair_equal_those_found_by_hand() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from implicit_llm.evaluation.answers import BatchSize, EvaluationJob, PositionTally, position_bins
+from implicit_llm.evaluation.answers import EvaluationBatchSize, EvaluationJob, PositionTally, position_bins
 from implicit_llm.evaluation.kinds import perplexity as stage
 from implicit_llm.evaluation.kinds.perplexity import TextRows, evaluate_perplexity
 from tests.unit.evaluation import finished_runs
@@ -70,7 +70,7 @@ def test_bins_cover_every_position_once(length: int) -> None:
 
 
 def evaluate(model: Any, rows: Any, batch_size: int = 3, **options: Any) -> dict[str, Any]:
-    job = EvaluationJob(model, rows, len(rows), BatchSize(batch_size), "data mode", **options)
+    job = EvaluationJob(model, rows, len(rows), EvaluationBatchSize(batch_size), "data mode", **options)
     return evaluate_perplexity(job).values
 
 

@@ -141,7 +141,10 @@ def test_embeddings_are_resized_with_their_tie_and_hidden_states_are_those_of_ex
 
 def test_an_explicit_model_becomes_implicit_with_its_layers(make_model, family: str) -> None:
     explicit = make_model(family, "explicit", num_hidden_layers=2)
-    implicit = implicit_llm.to_implicit(explicit, solver=implicit_llm.SolverConfig(mode="unrolled"))
+    for part in explicit.modules():
+        if hasattr(part, "effective_weight"):
+            torch.nn.init.zeros_(part.weight[1:3])  # rows of padding
+    implicit = implicit_llm.to_implicit(explicit, solver=implicit_llm.SolverConfig(mode="unrolled")).train()
     assert implicit.solver.mode == "unrolled"
     theirs, ours = (
         {name: part.effective_weight() for name, part in model.named_modules() if hasattr(part, "effective_weight")}
@@ -149,6 +152,9 @@ def test_an_explicit_model_becomes_implicit_with_its_layers(make_model, family: 
     )
     assert len(theirs) >= 6
     torch.testing.assert_close({name: ours[name] for name in theirs}, theirs)
+    input_ids = torch.tensor([[3, 1, 2]])
+    implicit(input_ids, labels=input_ids).loss.backward()
+    assert all(parameter.grad.isfinite().all() for parameter in implicit.parameters())
     with pytest.raises(ValueError, match="already"):
         implicit_llm.to_implicit(implicit)
 

@@ -225,7 +225,7 @@ def test_saves_are_made_at_every_interval_and_at_given_steps(
     clock, found = SimpleNamespace(now=100.0), []
     monkeypatch.setattr(save_schedule, "time", SimpleNamespace(monotonic=lambda: clock.now))
     monkeypatch.setattr(save_schedule, "in_background", at_once)
-    with StopRequest() as stop, SaveSchedule(Runtime(**runtime), stop, 10**6, store, Journal(None)) as schedule:
+    with StopRequest() as stop, SaveSchedule(Runtime(**runtime), stop, range(10**6), store, Journal(None)) as schedule:
         for step in range(1, 32):
             clock.now += 1.0
             if schedule.after_step(step)[0]:
@@ -243,7 +243,7 @@ def test_the_grace_covers_the_steps_until_training_can_stop(
     clock, runtime = SimpleNamespace(now=100.0), Runtime(save_every_s=0.0, grace_s=30.0)
     monkeypatch.setattr(save_schedule, "time", SimpleNamespace(monotonic=lambda: clock.now))
     monkeypatch.setattr(save_schedule, "in_background", at_once)
-    with StopRequest() as stop, SaveSchedule(runtime, stop, 10**6, store, Journal(None)) as schedule:
+    with StopRequest() as stop, SaveSchedule(runtime, stop, range(10**6), store, Journal(None)) as schedule:
         for step in range(1, 4):
             clock.now += steps_between_stops
             schedule.after_step(step)
@@ -285,7 +285,7 @@ def disk(tmp_path: Path) -> SlowDisk:
 
 
 def schedule_of(disk: SlowDisk, stop: StopRequest, end_step: int) -> SaveSchedule:
-    return SaveSchedule(Runtime(save_every_s=0.0), stop, end_step, disk, Journal(None))
+    return SaveSchedule(Runtime(save_every_s=0.0), stop, range(end_step), disk, Journal(None))
 
 
 def test_training_goes_on_while_a_state_is_written_as_it_was(disk: SlowDisk) -> None:

@@ -264,6 +264,16 @@ def test_a_phase_with_state_passing_keeps_checkpoints_where_all_chains_restart(
     assert outcome(tmp_path / "a" / "run")[1:] == undisturbed.of(train_config(phase=CARRIED))[1:]
 
 
+@pytest.mark.parametrize(("save_steps", "saved_after"), [(1, [4, 6, 8]), (3, [4, 6, 8]), (5, [6, 8]), (9, [8])])
+def test_with_state_passing_a_save_that_is_due_waits_until_all_chains_restart(
+    run_dir: Path, data: Path, save_steps: int, saved_after: list[int]
+) -> None:
+    config = train_config(phase=CARRIED)
+    train_until("train.after_step:sigterm@1", run_dir, config, data, save_steps=save_steps)
+    train(run_dir, config, data, save_steps=save_steps)
+    assert [event["step"] for event in events(run_dir, "checkpoint_committed")] == [2, *saved_after]
+
+
 @pytest.mark.parametrize("step", KEEP)
 def test_a_branch_with_the_solver_of_the_trunk_ends_like_the_trunk_bit_for_bit(
     tmp_path: Path, data: Path, trunk: Path, step: int

@@ -26,6 +26,7 @@ from tests.unit.training.small_runs import (
     FREE,
     IMPLICIT,
     LLAMA,
+    STEPS,
     Undisturbed,
     artifacts,
     events,
@@ -77,6 +78,45 @@ def test_a_state_of_the_solver_that_is_not_finite_stops_with_the_batch(
     monkeypatch.setattr(ImplicitMamba2ForCausalLM, "forward", diverge)
     with pytest.raises(NonFiniteTraining, match="sequence 3 is not finite at position 5 at step 1"):
         train(run_dir, train_config(), data)
+
+
+@pytest.mark.parametrize("gradient", ["phantom", "series", "implicit"])
+def test_a_loss_that_is_not_finite_ends_training_alike_with_every_gradient(
+    run_dir: Path, data: Path, monkeypatch: pytest.MonkeyPatch, gradient: str
+) -> None:
+    train_step = TrainingLoop.train_step
+
+    def spoiled(loop: TrainingLoop, batches: list[dict[str, Any]]) -> None:
+        if loop.global_step == 3:
+            torch.nn.init.constant_(loop.model.lm_head.weight[:1], math.inf)
+        train_step(loop, batches)
+
+    monkeypatch.setattr(TrainingLoop, "train_step", spoiled)
+    model, solver = {**IMPLICIT, "tie_word_embeddings": False}, {**FREE, "gradient": gradient}
+    with pytest.raises(NonFiniteTraining, match="the loss is nan and the gradient norm nan at step 4"):
+        train(run_dir, train_config(model, phase={"solver": solver}), data)
+    assert json.loads((work_of(run_dir) / "non_finite.json").read_text())["step"] == 4
+
+
+def test_an_implicit_gradient_whose_solve_becomes_nan_stops_with_the_batch(
+    run_dir: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diverge = Mock(side_effect=NonFiniteState("sequence 3 is not finite at position 5"))
+    monkeypatch.setattr("implicit_llm.solver.implicit_gradient.solve", diverge)
+    with pytest.raises(NonFiniteTraining, match="sequence 3 is not finite at position 5 at step 1"):
+        train(run_dir, train_config(phase={"solver": {**FREE, "gradient": "implicit"}}), data)
+    assert json.loads((work_of(run_dir) / "non_finite.json").read_text())["step"] == 1
+
+
+def test_an_overflow_of_an_implicit_gradient_leaves_out_the_update(
+    run_dir: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = torch.amp.GradScaler
+    monkeypatch.setattr(torch.amp, "GradScaler", lambda device, enabled: make(device, 2.0**24, enabled=enabled))
+    solver = {**FREE, "gradient": "implicit"}
+    train(run_dir, train_config(precision="fp16", phase={"solver": solver}), data)
+    assert 1 in skipped_steps(run_dir)
+    assert STEPS not in skipped_steps(run_dir)
 
 
 @pytest.mark.parametrize("low", ["fp16", "bf16"])

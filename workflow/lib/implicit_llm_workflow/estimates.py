@@ -256,12 +256,12 @@ class CostModel:
 
     def _f_evaluations(self, node: Node) -> float:
         """Return the f-evaluations per token in an earlier run with the same solver, or else their upper bound."""
-        solver = node.config["phase"]["solver"]
+        phase = node.config["phase"]
         for _, manifest, _ in self._earlier(node):
             value = manifest.summary.get("metrics", {}).get("f_evaluations")
-            if value is not None and manifest.config["phase"]["solver"] == solver:
+            if value is not None and manifest.config["phase"]["solver"] == phase["solver"]:
                 return float(value)
-        return max_evaluations(solver)
+        return _max_evaluations(phase)
 
     def _earlier(self, node: Node) -> Iterator[tuple[str, Manifest, Cost]]:
         """Yield basis, manifest and cost of the job's own result, then of the first seed of its run with a result."""
@@ -300,6 +300,10 @@ def recorded_cost(run_dir: Path, fingerprint: str) -> Cost:
         return Cost("gpu", hours * values["processes"], device, "recorded")
     except (ValueError, KeyError, TypeError):
         return UNKNOWN
+
+
+def _max_evaluations(phase: Mapping[str, Any]) -> int:
+    return max_evaluations(phase["solver"], passes_states=phase.get("state_passing") is not None)
 
 
 def _scaled(cost: Cost, old: Mapping[str, Any], new: Mapping[str, Any], words: str) -> Cost:
@@ -341,9 +345,9 @@ def training_estimates(plan: Plan, costs: CostModel, keys: Collection[str] | Non
     found = []
     for node in plan.nodes.values():
         if node.stage == "train" and (keys is None or node.key in keys):
-            work, solver, (card, gpus) = costs.work(node), node.config["phase"]["solver"], costs.place(node)
-            is_fixed = solver is None or solver.get("mode") == "unrolled"
-            is_bound = not is_fixed and work.f_evaluations == max_evaluations(solver)
+            work, phase, (card, gpus) = costs.work(node), node.config["phase"], costs.place(node)
+            is_fixed = phase["solver"] is None or phase["solver"].get("mode") == "unrolled"
+            is_bound = not is_fixed and work.f_evaluations == _max_evaluations(phase)
             name = node.seedless_key.removeprefix("train/")
             found.append(JobEstimate(node.key, name, work, costs.whole(node), gpus, card, is_bound))
     return found

@@ -124,11 +124,13 @@ def test_tokens_flops_and_disk_of_a_phase_are_those_of_hand_arithmetic(tiny: Exp
     model = model_fields("mamba2-130m-implicit", "test")
     trunk = train_node("m-s0/bounded", model, BOUNDED, keep=[700, 800])
     branch = train_node("m-s0/free-80", model, FREE, start_step=800)
-    plan = language_plan(tiny, trunk, branch)
-    bounded, free = training_estimates(plan, CostModel(plan))
+    passing = train_node("m-s0/passing", model, FREE, start_step=800, state_passing=64)
+    plan = language_plan(tiny, trunk, branch, passing)
+    bounded, free, passing = training_estimates(plan, CostModel(plan))
     tokens = 200 * BATCH * LENGTH
     assert free.work.flops == pytest.approx(flops.training_flops(model, LENGTH, FREE, 28) * tokens)
     assert (free.work.tokens, free.work.f_evaluations, free.is_bound) == (tokens, 28, True)
+    assert (passing.work.f_evaluations, passing.is_bound) == (29, True)  # one more returns the state
     assert bounded.work.disk_bytes == flops.num_parameters(model) * (3 * 12 + 4)
     assert (free.card, free.gpus) == ("mi300x", 8)
 

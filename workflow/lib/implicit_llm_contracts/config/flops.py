@@ -116,10 +116,17 @@ def series_products(solver: SolverConfig | Mapping[str, Any] | None) -> int:
     return settings.phantom_steps - 1
 
 
-def max_evaluations(solver: SolverConfig | Mapping[str, Any] | None) -> int:
-    """Return the maximum number of evaluations of f per token in a training step; 1 for an explicit model."""
+def max_evaluations(solver: SolverConfig | Mapping[str, Any] | None, *, passes_states: bool = False) -> int:
+    """Return the maximum number of evaluations of f per token in a training step; 1 for an explicit model.
+
+    passes_states: whether the step returns the states after its sequences, for which an implicit model evaluates one
+        more f.
+    """
     last = last_evaluations(solver)
-    if solver is None or (settings := SolverConfig.of(solver)).mode == "unrolled":
+    if solver is None:
+        return last
+    last += passes_states
+    if (settings := SolverConfig.of(solver)).mode == "unrolled":
         return last
     closing = 0 if settings.block_len is None else 1  # one more f closes a block and returns its state
     return settings.max_iter + closing + last
