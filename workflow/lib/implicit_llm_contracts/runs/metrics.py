@@ -42,7 +42,11 @@ _ALL = (
     ),
     Metric("accuracy", "", "share of right labels of the training batches (CatbAbI)", "accuracy", "{:.3f}"),
     Metric(
-        "f_evaluations", "solver", "`num_iter` and the steps after it, phantom or unrolled", "f-evaluations", "{:.1f}"
+        "f_evaluations",
+        "solver",
+        "`num_iter`, phantom or unrolled steps, and an evaluation that returns a state",
+        "f-evaluations",
+        "{:.1f}",
     ),
     Metric("tokens_per_s", "cost", "tokens per second, over all processes", "tokens/s", "{:,.0f}"),
     Metric("mfu", "cost", "share of the devices' peak", "mfu", "{:.1%}"),

@@ -34,13 +34,14 @@ class PhaseEntry:
     """A phase as the curriculum's file describes it. Numbers of steps below 1 are shares of total_steps.
 
     `steps`: optimizer steps; "rest" continues to the end of the training run. `solver`: settings of the fixed point,
-    null for explicit models. `after`: the earlier phase that it resumes from, by default the previous one in the list.
-    `start`: the step at which it resumes, by default the end of that earlier phase, which must keep the checkpoint of
-    this step. `keep`: steps whose checkpoints are kept for other phases; like `start`, they count from the start of the
-    training run. `state_passing`: the number of sequences in the longest chains. In a chain, each sequence starts in
-    the final state of the one before it; by default every sequence starts in the empty state. After every
-    `state_passing` steps of the phase, all chains restart, and `keep` accepts only these steps. `restart_when_wrong`:
-    whether a chain also restarts from the empty state after a wrong last prediction; the published chains do not.
+    with `mode`; null for explicit models. `after`: the earlier phase that it resumes from, by default the previous one
+    in the list. `start`: the step at which it resumes, by default the end of that earlier phase, which must keep the
+    checkpoint of this step. `keep`: steps whose checkpoints are kept for other phases; like `start`, they count from
+    the start of the training run. `state_passing`: the number of sequences in the longest chains. In a chain, each
+    sequence starts in the final state of the one before it; by default every sequence starts in the empty state. After
+    every `state_passing` steps of the phase, all chains restart, and `keep` accepts only these steps.
+    `restart_when_wrong`: whether a chain also restarts from the empty state after a wrong last prediction; the
+    published chains do not.
     """
 
     name: Name
