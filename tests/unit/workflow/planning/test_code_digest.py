@@ -134,6 +134,7 @@ def test_code_counts_for_the_stages_that_reach_it_and_layout_for_none(
 def test_claims_and_captions_count_for_the_report_alone() -> None:
     counted = resource_digests(job_sources(job_code("report", {})).values())
     assert {f"{REPORT}/claims/claims.yaml", f"{REPORT}/registry.yaml"} <= counted.keys()
+    assert sum(name.endswith("claims.yaml") for name in counted) == 1
     data = job_sources(job_code("data", {"kind": "word_problem"}))
     assert not any(name.startswith(REPORT) for name in (*data, *resource_digests(data.values())))
 

@@ -311,7 +311,8 @@ def resource_digests(sources: Iterable[SourceModule]) -> dict[str, str]:
             packages[source.package] = folder
     for package, folder in packages.items():
         paths = [path for path in folder.rglob("*") if path.suffix in RESOURCE_SUFFIXES and path.is_file()]
-        files |= {f"{package}/{path.relative_to(folder).as_posix()}": path for path in paths}
+        at = package.replace(".", "/")  # so that a file below two packages has one name
+        files |= {f"{at}/{path.relative_to(folder).as_posix()}": path for path in paths}
     return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
 
 
