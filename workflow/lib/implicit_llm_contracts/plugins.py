@@ -62,7 +62,7 @@ class OwnEvaluation:
 
 @dataclass(frozen=True)
 class OwnFigure:
-    """A plugin's figure. `needs`: the results that it shows, in the format of the report's registry.yaml."""
+    """A plugin's figure. `needs`: a result that the experiment must plan, in the format of registry.yaml."""
 
     caption: str
     needs: Mapping[str, Any] = field(default_factory=dict)
