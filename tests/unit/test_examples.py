@@ -512,16 +512,21 @@ def test_a_mistake_in_a_plugin_is_one_line_that_names_it(tmp_path: Path, source:
 
 
 @pytest.mark.parametrize(
-    ("source", "error"),
-    [("PLUGIN = {}\nimport no_such_package\n", ImportError), ('PLUGIN = {"methods": ["unregistered"]}\n', ConfigError)],
+    ("source", "message"),
+    [
+        ("PLUGIN = {}\nimport no_such_package\n", ":2: there is no module 'no_such_package'; install it, or"),
+        ("PLUGIN = {}\n1 / 0\n", r":2: cannot be imported \(ZeroDivisionError: division by zero\)"),
+        ("PLUGIN = {}\nreturn\n", r": cannot be imported \(SyntaxError: 'return' outside function"),
+        ('PLUGIN = {"methods": ["unregistered"]}\n', ": PLUGIN declares 'unregistered'"),
+    ],
 )
 def test_a_plugin_that_could_not_be_loaded_fails_again_in_the_same_way(
-    tmp_path: Path, source: str, error: type[Exception]
+    tmp_path: Path, source: str, message: str
 ) -> None:
     path = tmp_path / f"own_{abs(hash(source))}.py"
     path.write_text(source)
     for _ in range(2):
-        with pytest.raises(error):
+        with refused(f"^{path}{message}", ConfigError):
             load_plugin(path)
     assert path.stem not in sys.modules
 

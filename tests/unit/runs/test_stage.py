@@ -250,7 +250,8 @@ def test_what_a_body_raises_comes_out_with_its_class_and_nothing_is_published(
     monkeypatch.setenv("SUBMITIT_JOB_STATUS", str(status))
     with pytest.raises(type(error)):
         run_stage(StageRequest(run_path, make_identity(), log=log), fail)
-    assert re.search(r"ERROR \S+: \S", log.read_text())
+    level = "ERROR" if event == "stage_failed" else "WARNING"  # `status` looks for errors
+    assert re.search(rf"{level} \S+: \S", log.read_text())
     assert events(run_path) == ["stage_started", event]
     told = {"failure_class": failure_class, "message": " ".join(str(error).split())}
     assert read_object(status) == ({} if failure_class is None else told)

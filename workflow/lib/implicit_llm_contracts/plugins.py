@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, make_dataclass
 from functools import cached_property
@@ -26,7 +27,7 @@ from implicit_llm_contracts.config.registry import Declared, Registry
 from implicit_llm_contracts.config.solver import METHODS, STOPS
 from implicit_llm_contracts.config.tasks import TASKS, TaskKind
 from implicit_llm_contracts.config.word_problem import GROUPS
-from implicit_llm_contracts.errors import ConfigError, InvalidValue
+from implicit_llm_contracts.errors import ConfigError, InvalidValue, UserError
 
 LITERAL = "PLUGIN"
 PLUGINS = "plugins"  # the key of a job's config that lists the plugins to import
@@ -62,7 +63,7 @@ class OwnEvaluation:
 
 @dataclass(frozen=True)
 class OwnFigure:
-    """A plugin's figure. `needs`: the results that it shows, in the format of the report's registry.yaml."""
+    """A plugin's figure. `needs`: a result that the experiment must plan, in the format of registry.yaml."""
 
     caption: str
     needs: Mapping[str, Any] = field(default_factory=dict)
@@ -160,8 +161,8 @@ def plugin_paths(config: Mapping[str, Any]) -> list[Path]:
 def load_plugin(path: Path) -> ModuleType:
     """Import a job's plugin, check that it has what it declares, and return its module.
 
-    A later call returns the same module without another check.
-    Raises: ConfigError; any error that the file itself raises on import.
+    A later call returns the same module without another check. Raises: ConfigError, also for any error that the file
+    itself raises on import.
     """
     plugin, known = read_plugin(path), sys.modules.get(path.stem)
     if known is not None and Path(known.__file__ or "").resolve() == path.resolve():
@@ -171,13 +172,26 @@ def load_plugin(path: Path) -> ModuleType:
         raise ConfigError(f"{path}: a module is called {path.stem!r} already; rename the file")
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            raise ConfigError(f"{path}{_failure_on_import(path, error)}") from error
         for missing in _missing(plugin, module):
             raise ConfigError(f"{path}: {LITERAL} declares {missing}, which the file does not have; add it")
     except BaseException:
         del sys.modules[path.stem]
         raise
     return module
+
+
+def _failure_on_import(path: Path, error: Exception) -> str:
+    """Return the line of the plugin at which its import failed, the error and a remedy."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    line = f":{lines[-1]}" if lines else ""
+    if isinstance(error, ModuleNotFoundError):
+        return f"{line}: there is no module {error.name!r}; install it, or move its code into the plugin"
+    reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    return f"{line}: cannot be imported ({reason}); correct it"
 
 
 def _missing(plugin: Plugin, module: ModuleType) -> Iterator[str]:

@@ -62,15 +62,24 @@ def run_stage(request: StageRequest, body: Body) -> Manifest | None:
     Raises: UserError for a wrong input or config, or a run directory in use; any exception of `body`. No incomplete
         result gets its final name. SIGTERM becomes SystemExit(143), unless the process or the body handles it.
     """
-    is_ours = request.log is not None and request.log.parent.parent == request.run_dir / WORK
-    shown = request.run_dir / request.log.name if request.log is not None and is_ours else None
-    with logs.configured(request.log, shown), _sigterm_as_exit():
+    with logged(request.run_dir, request.log):
+        return _run(request, body)
+
+
+@contextmanager
+def logged(run_dir: Path, log_file: Path | None) -> Iterator[None]:
+    """Log to stderr and to the file of a job in the block, and record there why the block fails."""
+    is_ours = log_file is not None and log_file.parent.parent == run_dir / WORK
+    shown = run_dir / log_file.name if log_file is not None and is_ours else None
+    with logs.configured(log_file, shown), _sigterm_as_exit():
         try:
-            return _run(request, body)
+            yield
         except BaseException as error:
             # The console shows the error. The log file also needs it, with a traceback unless the user caused it.
-            is_bug = not isinstance(error, UserError | Preempted | SystemExit | KeyboardInterrupt)
-            log.error("%s", _reason(error), exc_info=is_bug, extra=logs.FILE_ONLY)
+            is_stopped = isinstance(error, Preempted | SystemExit | KeyboardInterrupt)
+            is_bug = not is_stopped and not isinstance(error, UserError)
+            level = logging.WARNING if is_stopped else logging.ERROR
+            log.log(level, "%s", _reason(error), exc_info=is_bug, extra=logs.FILE_ONLY)
             launched.report_failure(error)
             raise
 

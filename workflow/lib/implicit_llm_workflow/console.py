@@ -20,7 +20,7 @@ from implicit_llm_workflow.commands.results import compare, lineage, missing, ml
 from implicit_llm_workflow.commands.try_it import try_it
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_names
 from implicit_llm_workflow.launching.launch import end
-from implicit_llm_workflow.project_dirs import require_known_variables, require_own_package
+from implicit_llm_workflow.project_dirs import LIBRARY, require_known_variables, require_own_package
 from implicit_llm_workflow.results.listing import models
 
 EXIT_FAILURE, EXIT_USAGE = 1, 2
@@ -146,12 +146,18 @@ def _tell(error: Any, words: list[str]) -> int:
         message += f" `{error.ctx.command_path if error.ctx else 'implicit-llm'} --help`"
         message += _instead([word for word in words if not word.startswith("-")]) + _behind_dashes(error, words)
     message = " ".join(message.split())
-    if isinstance(error, ModuleNotFoundError):  # only the library is installed
+    if isinstance(error, ModuleNotFoundError) and _is_imported_by_project(error):  # only the library is installed
         message, code = f"{message}; in the project's checkout type: pip install '.[all]'", EXIT_USAGE
     if code is None:
         message = f"{type(error).__name__}: {message}; add --debug for the traceback"
     typer.echo(f"error: {message}", err=True)
     return EXIT_FAILURE if code is None else code
+
+
+def _is_imported_by_project(error: ModuleNotFoundError) -> bool:
+    """Return whether the missing module is an optional package, which the project itself imports, not a plugin."""
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return [name for name in modules if "importlib" not in name][-1].startswith(LIBRARY)
 
 
 def _behind_dashes(error: Any, words: list[str]) -> str:

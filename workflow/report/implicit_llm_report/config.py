@@ -112,7 +112,7 @@ class ReportConfig:
 
     `note`: a text that readers need before the numbers, such as how a seed was chosen. `names`: by run, the name that
     readers see. `jobs`: by role, the description of each input and each missing result. `data`: by the name of a data
-    job, the data set and split that it makes.
+    job, the data set and split that it makes. `own_figures`: the figures of plugins whose `needs` the experiment meets.
     """
 
     experiment: str
@@ -125,6 +125,7 @@ class ReportConfig:
     missing: tuple[MissingResult, ...] = ()  # the planned results that do not exist
     minimum_layers: MinimumLayersConfig | None = None
     figures: tuple[str, ...] | None = None  # names of the figures to show; None for all, or for none if `tables` is set
+    own_figures: tuple[str, ...] = ()
     tables: tuple[str, ...] | None = None  # names of the tables to show; None for all, or for none if `figures` is set
 
     @property

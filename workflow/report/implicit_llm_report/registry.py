@@ -39,8 +39,8 @@ class Entry:
         found = [result for result in planned if all(_agrees(result.get(key), wanted[key]) for key in wanted)]
         if differ is None:
             return bool(found) or not self.needs
-        same = {tuple(result[key] for key in among) for result in found}
-        return len({tuple(result[key] for key in (*among, differ)) for result in found}) > len(same)
+        same = {tuple(result.get(key) for key in among) for result in found}
+        return len({tuple(result.get(key) for key in (*among, differ)) for result in found}) > len(same)
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,9 @@ def _agrees(value: Any, wanted: Any) -> bool:
     """Return whether `value` is or lists one of the wanted values; if `wanted` is (), whether there is no value."""
     if wanted == ():
         return not value
-    return bool(set(_listed(value)) & set(_listed(wanted)))
+    return bool(set(listed(value)) & set(listed(wanted)))
 
 
-def _listed(value: Any) -> list[Any]:
+def listed(value: Any) -> list[Any]:
+    """Return the values of a key of `needs`, which is one value or a list."""
     return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]

@@ -91,7 +91,9 @@ def figures_of(given: Given) -> list[Figure]:
 
 
 def figure_of(given: Given, name: str) -> Figure | None:
-    """Draw a figure of registry.yaml or of a plugin; return None if it has no data."""
+    """Draw a figure of registry.yaml or of a plugin; return None if it has no data or its `needs` are not met."""
+    if name in given.kinds.figures and name not in given.config.own_figures:
+        return None
     function = name.replace("-", "_")
     own = given.kinds.function("report", name)
     draw: Callable[[Given], Figure | None] = own or next(filter(None, (getattr(it, function, None) for it in MODULES)))

@@ -227,6 +227,33 @@ def test_a_package_that_a_job_misses_is_named(
     assert (code, "numpy" in err, "pip install" in err) == (2, True, True)
 
 
+def test_a_plugin_that_cannot_be_imported_is_named_by_its_job_and_by_status(
+    capsys: pytest.CaptureFixture[str], tiny: ExperimentFile
+) -> None:
+    plugin = tiny.beside("lost.py", 'PLUGIN = {"groups": {"Own": 6}}\nimport helper_mod\n')
+    tiny.edit("name: tiny", "name: tiny\nplugins: [lost.py]").edit("group: S3", "group: Own")
+    key = "data/s3-train"
+    identity = output(capsys, "explain", "--identity", key, "--config", str(tiny.path))
+    plan = real_plan(tiny)
+    words = ("--run-dir", str(plan.run_dir(plan.nodes[key])), "--log", str(work_of(plan, key) / "job.log"))
+    message = f"{plugin}:2: there is no module 'helper_mod'; install it, or move its code into the plugin"
+    assert run(capsys, "job", "--identity", identity, *words) == (2, "", f"error: {message}\n")
+    said = output(capsys, "status", *where(tiny))
+    assert "1 failed" in said
+    assert message in " ".join(said.split())
+
+
+def test_only_a_package_that_the_project_itself_imports_is_one_of_its_optional_ones(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def draw(**_: object) -> None:
+        import helper_mod  # type: ignore[import-not-found]  # noqa: F401
+
+    monkeypatch.setattr(console, "app", draw)
+    message = "error: ModuleNotFoundError: No module named 'helper_mod'; add --debug for the traceback\n"
+    assert run(capsys, "status") == (1, "", message)
+
+
 def test_debug_shows_the_traceback_wherever_it_stands(tiny: ExperimentFile, capsys: pytest.CaptureFixture[str]) -> None:
     tiny.edit("group: S3", "group: Q3")
     for words in (["--debug", "status"], ["status", "--debug"]):

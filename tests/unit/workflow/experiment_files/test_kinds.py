@@ -4,21 +4,29 @@ import copy
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
+from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.config.flops import FAMILIES
 from implicit_llm_contracts.config.solver import METHODS, STOPS
 from implicit_llm_contracts.config.tasks import TASKS
 from implicit_llm_contracts.config.word_problem import GROUPS
 from implicit_llm_contracts.errors import ConfigError
-from implicit_llm_contracts.plugins import Plugin
+from implicit_llm_contracts.plugins import PLUGINS, Plugin
+from implicit_llm_report.config import ReportConfig
+from implicit_llm_report.figures.svg import Figure
+from implicit_llm_report.registry import registry
+from implicit_llm_report.sections import figure_of
 from implicit_llm_workflow.experiment_files.experiment import Experiment
+from implicit_llm_workflow.planning.graph import PLANNED
 from implicit_llm_workflow.rules.snakemake_rules import plan_from_snakemake, the_config_file
 from tests.pages import ROOT
 from tests.refusals import refused
+from tests.unit.report.sample_runs import given_of
 from tests.unit.workflow.experiments import TINY, ExperimentFile, real_plan
 
 TABLES = (TASKS, EVALUATION_KINDS, GROUPS, FAMILIES, METHODS, STOPS)
@@ -111,6 +119,56 @@ def test_the_file_of_an_experiment_with_an_own_kind_of_evaluation_is_found_again
     file = experiment_in(tmp_path / "with", "evaluation", has_plugin=True)
     plan = plan_from_snakemake({**file.load().read["values"]}, [str(file.path)])
     assert the_config_file(plan, [str(file.path)]) == str(file.path)
+
+
+DRAWING = """\
+from implicit_llm_report.figures.svg import Figure
+PLUGIN = {"figures": {"drawn-figure": {"caption": "Drawn.", "needs": {"kind": "own_kind"}}}}
+def draw_drawn_figure(given):
+    return Figure("drawn-figure", "Drawn", (), (), ())
+"""
+
+
+@pytest.mark.parametrize("uses", [(), ("evaluation",)])
+def test_the_report_draws_the_figure_of_a_plugin_only_if_the_experiment_plans_what_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uses: tuple[str, ...]
+) -> None:
+    monkeypatch.delitem(sys.modules, "drawing", raising=False)
+    file = experiment_in(tmp_path / "with", *uses, has_plugin=True).edit("[own.py]", "[own.py, drawing.py]")
+    file.beside("drawing.py", DRAWING)
+    plan = file.plan()
+    config = {key: value for key, value in plan.find("report").config.items() if key != PLUGINS}
+    given = replace(given_of({}), config=fill(ReportConfig, config, "report"), kinds=plan.experiment.kinds)
+    drawn = figure_of(given, "drawn-figure")
+    assert isinstance(drawn, Figure) == ("drawn-figure" in plan.figures) == bool(uses)
+
+
+@pytest.mark.parametrize(
+    ("needs", "message"),
+    [
+        ({"kind": "own_knd"}, "kind: there is no 'own_knd'; did you mean 'own_kind'"),
+        ({"kind": ["train", "perplexty"]}, "kind: there is no 'perplexty'; did you mean 'perplexity'"),
+        ({"data": "own_tsk"}, "data: there is no 'own_tsk'; did you mean 'own_task'"),
+        ({"eval_mode": "blockwse"}, "eval_mode: there is no 'blockwse'; did you mean 'blockwise'"),
+        ({"swept": "eval_tool"}, "swept: there is no 'eval_tool'; did you mean 'eval_tol'"),
+        ({"differ": "sice"}, "differ: there is no 'sice'; did you mean 'size'"),
+        ({"knd": "own_kind"}, ": unknown key 'knd'; did you mean 'kind'"),
+    ],
+)
+def test_a_name_that_a_figure_of_a_plugin_cannot_need_is_refused(
+    tmp_path: Path, needs: dict[str, object], message: str
+) -> None:
+    file = experiment_in(tmp_path / "with", has_plugin=True)
+    plugin = ExperimentFile(tmp_path / "with" / "own.py").edit(
+        '"caption": "Own."', f'"caption": "Own.", "needs": {needs}'
+    )
+    with refused(f"{plugin.path}: PLUGIN.figures.own-figure.needs.*{message}", ConfigError):
+        file.plan()
+
+
+def test_all_that_figures_and_tables_need_are_keys_of_planned_results() -> None:
+    needs = [entry.needs for part in (registry().figures, registry().tables) for entry in part.values()]
+    assert {key for one in needs for key in one} <= {*PLANNED, "differ", "among"}
 
 
 def rules_of(folder: Path, includes: list[str]) -> set[str]:

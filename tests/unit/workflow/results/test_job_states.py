@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from implicit_llm_contracts.runs import journal
+from implicit_llm_jobs.stage import logged
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.results import job_states
 from implicit_llm_workflow.results.job_states import (
@@ -118,6 +119,13 @@ def test_a_job_that_failed_before_its_journal_is_told_by_its_log(plan: Plan) -> 
     log(plan, FREE, "INFO implicit_llm_jobs.stage: x", "ERROR implicit_llm_jobs.stage: no such input")
     found = look(plan)
     assert (found.state, found.why) == ("failed", "no such input")
+
+
+def test_a_job_that_is_interrupted_before_its_journal_has_not_failed(plan: Plan) -> None:
+    plan.write_job_files()
+    with pytest.raises(KeyboardInterrupt), logged(plan.run_dir(plan.nodes[FREE]), work_of(plan, FREE) / "job.log"):
+        raise KeyboardInterrupt
+    assert look(plan).state == "waiting"
 
 
 def test_a_failure_of_former_settings_is_none_of_these(tiny: ExperimentFile) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
@@ -100,7 +101,7 @@ def run_job(
     # Compute nodes often have no internet, and each request to the hub would wait for a timeout. All needed files were
     # fetched before. Set HF_HUB_OFFLINE=0 to use the hub inside jobs.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from implicit_llm_jobs.stage import StageRequest, run_stage
+    from implicit_llm_jobs.stage import StageRequest, logged, run_stage
 
     wanted, inputs = Identity.read(identity)
     stage, config = wanted.stage, wanted.config
@@ -112,19 +113,19 @@ def run_job(
     if stage == "data" and "threads" in runtime:
         os.environ["RAYON_NUM_THREADS"] = str(runtime["threads"])  # the tokenizers use Rayon's threads
     kinds = Kinds.read(plugin_paths(config), f"{stage}/{wanted.name}")
-    for plugin in kinds.plugins:
-        load_plugin(Path(plugin))
-    name = stage_module(stage, config, kinds) if stage in STAGES else None
-    if name is None or importlib.util.find_spec(name) is None:
-        raise OptionError(f"--identity: there is no job of stage {stage} and kind {config.get('kind')}")
-    module = importlib.import_module(name)
-    run = kinds.function(stage, config.get("kind", "")) or module.run
-
     # A finished result is only shown again; it may have been accepted although its code changed.
     was_done = is_done(work_directory(run_dir, wanted.fingerprint))
-
-    def check_code() -> None:
-        require_submitted_code(name, wanted.code, f"{stage}/{wanted.name}", tuple(kinds.plugins))
+    with logged(run_dir, log):
+        for plugin in kinds.plugins:
+            load_plugin(Path(plugin))
+        name = stage_module(stage, config, kinds) if stage in STAGES else None
+        if name is None or importlib.util.find_spec(name) is None:
+            raise OptionError(f"--identity: there is no job of stage {stage} and kind {config.get('kind')}")
+        module = importlib.import_module(name)
+        run = kinds.function(stage, config.get("kind", "")) or module.run
+        check_code = partial(require_submitted_code, name, wanted.code, f"{stage}/{wanted.name}", tuple(kinds.plugins))
+        if not was_done:
+            check_code()
 
     def body(context: StageContext) -> StageResult:
         if was_done:  # a file of the result is damaged, so it is made again
@@ -133,8 +134,6 @@ def run_job(
 
     reads = _reads_of_evaluation if stage == "evaluate" else getattr(module, "reads_of_inputs", None)
     request = StageRequest(run_dir, wanted, inputs, runtime, log, reads=reads)
-    if not was_done:
-        check_code()
     run_stage(request, body)
 
 

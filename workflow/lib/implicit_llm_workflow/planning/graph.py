@@ -1,17 +1,20 @@
 """Turn an experiment into its jobs: the nodes, the inputs of each node, and the contents of the report."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from implicit_llm_contracts.config.evaluation import SweepConfig
 from implicit_llm_contracts.config.fill import as_config
+from implicit_llm_contracts.config.solver import EvalMode
 from implicit_llm_contracts.config.tasks import WORD_PROBLEM
 from implicit_llm_contracts.errors import ConfigError
-from implicit_llm_contracts.plugins import PLUGINS, Plugin
+from implicit_llm_contracts.hints import nearest
+from implicit_llm_contracts.plugins import LITERAL, PLUGINS, Kinds, Plugin
 from implicit_llm_contracts.runs.places import corpus_digest, downloads_folder, local_files, local_folder
 from implicit_llm_report.config import VALIDATION, VALIDATION_KINDS
-from implicit_llm_report.registry import Entry, figures_with, registry
+from implicit_llm_report.registry import Entry, figures_with, listed, registry
 from implicit_llm_workflow.experiment_files.data_sets import LanguageModel, WordProblem
 from implicit_llm_workflow.experiment_files.evaluations import CHECKPOINT, ONE_MODE_KINDS, Peer
 from implicit_llm_workflow.experiment_files.experiment import Excerpt, Experiment
@@ -30,8 +33,10 @@ def build_graph(
     """Return all nodes by key, every node after its inputs. Without `digests`, the content of files does not count.
 
     recorded: returns the settings of a node's last result; its digests replace those of files that are gone.
-    Raises: ConfigError for an excerpt with a figure or table that the report lacks.
+    Raises: ConfigError for an excerpt with a figure or table that the report lacks, and for an unknown name in the
+        `needs` of a plugin's figure.
     """
+    _check_needs(experiment.kinds)
     files = _Files(digests, recorded)
     nodes = {node.key: files.added_to(node) for node in _all_nodes(experiment)}
     return {key: _with_plugins(node, nodes, experiment.kinds.plugins) for key, node in nodes.items()}
@@ -130,6 +135,8 @@ def _all_nodes(experiment: Experiment) -> Iterator[Node]:
             yield node
     config = {"experiment": experiment.name, **experiment.report}
     config |= {"jobs": jobs, "data": dict(_data_parts(experiment))}
+    if own := [name for name in report_figures(experiment) if name in experiment.kinds.figures]:
+        config["own_figures"] = own
     report = Node("report", "report", config, {role: node.key for role, node in shown.items()})
     yield report
     nodes = {node.key: node for node in shown.values()}
@@ -247,6 +254,32 @@ def report_tables(experiment: Experiment) -> list[str]:
 def _met(entries: Mapping[str, Entry], experiment: Experiment) -> list[str]:
     planned = list(_planned_results(experiment))
     return [name for name, entry in entries.items() if entry.is_met(planned)]
+
+
+# The keys of a planned result; registry.yaml explains them.
+PLANNED = (
+    *("kind", "settings", "is_peer", "is_implicit", "data", "data_set", "model_type", "size", "has_branches"),
+    *("test", "hard_fractions", "swept", "eval_mode"),
+)
+
+
+def _check_needs(kinds: Kinds) -> None:
+    """Raise ConfigError for a key or name in the `needs` of a plugin's figure that no planned result can have."""
+    names: dict[str, Iterable[str]] = {
+        "kind": ("report", "train", *kinds.evaluations, *VALIDATION_KINDS.values()),
+        "data": kinds.tasks,
+        "eval_mode": get_args(EvalMode),
+        "swept": [item.name for item in fields(SweepConfig)],
+        "differ": PLANNED,
+        "among": PLANNED,
+    }
+    for figure, own in kinds.figures.items():
+        at = f"{kinds.owner('report', figure)}: {LITERAL}.figures.{figure}.needs"
+        check_keys(own.needs, (*PLANNED, "differ", "among"), at)
+        for key in names.keys() & own.needs.keys():
+            for name in listed(own.needs[key]):
+                if name not in [*names[key]]:
+                    raise ConfigError(f"{at}.{key}: there is no {name!r}; {nearest(str(name), names[key])}")
 
 
 def _planned_results(experiment: Experiment) -> Iterator[dict[str, Any]]:
