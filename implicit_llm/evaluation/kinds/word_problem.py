@@ -32,7 +32,7 @@ from implicit_llm.evaluation.frame import (
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.stack import Prefix
 from implicit_llm.solver.stats import Block, SolverStats, gather_blocks
-from implicit_llm_contracts.config.evaluation import COSTS, SEQUENTIAL, EvaluateConfig
+from implicit_llm_contracts.config.evaluation import COSTS, SEQUENTIAL, EvaluateConfig, missing_length
 from implicit_llm_contracts.config.solver import AS_TRAINED, solver_of
 from implicit_llm_contracts.config.tasks import LAST_TOKENS
 from implicit_llm_contracts.runs.atomic import write_atomic
@@ -81,12 +81,8 @@ def _test_sets(context: StageContext, lengths: tuple[int, ...] | None) -> list[t
         (source.manifest.config["length"], role, source) for role, source in data_inputs(context).items()
     )
     present = sorted({length for length, *_ in by_length})
-    missing = [length for length in lengths or () if length not in present]
-    if missing:
-        raise EvaluateInputError(
-            f"evaluate/{context.name}.lengths: no test set has sequences of {missing[0]} tokens; there are "
-            f"{', '.join(map(str, present))}: add the length to the data's test lengths, or take it out"
-        )
+    if error := missing_length(lengths or (), present):
+        raise EvaluateInputError(f"evaluate/{context.name}.lengths: {error}")
     return [(role, source) for length, role, source in by_length if lengths is None or length in lengths]
 
 

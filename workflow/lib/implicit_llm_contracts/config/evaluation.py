@@ -185,6 +185,19 @@ def pairs_of(modes: Sequence[ModeConfig], *, is_implicit: bool) -> list[tuple[st
     return [(mode.name, other.name) for other, mode in pairs if mode.swept == other.swept]
 
 
+def missing_length(lengths: Sequence[int], present: Sequence[int]) -> str | None:
+    """Return the error about the first of `lengths` that no test set has, or None if all are `present`."""
+    missing = next((length for length in lengths if length not in present), None)
+    return (
+        None
+        if missing is None
+        else (
+            f"no test set has sequences of {missing} tokens; there are {', '.join(map(str, present))}: add the length to "
+            "the data's test lengths, or take it out"
+        )
+    )
+
+
 @dataclass(frozen=True)
 class InModes(AsGiven):
     """A kind of evaluation that evaluates implicit models in `modes` and explicit models in the mode "parallel"."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from implicit_llm_contracts.config.evaluation import SweepConfig
+from implicit_llm_contracts.config.evaluation import SweepConfig, missing_length
 from implicit_llm_contracts.config.fill import as_config
 from implicit_llm_contracts.config.solver import EvalMode
 from implicit_llm_contracts.config.tasks import WORD_PROBLEM
@@ -233,11 +233,8 @@ def _of_lengths(nodes: list[Node], lengths: Sequence[int] | None, experiment: Ex
     if lengths is None:
         return nodes
     present = sorted({node.config["length"] for node in nodes})
-    if missing := [length for length in lengths if length not in present]:
-        raise ConfigError(
-            f"{experiment.source}: evaluations.{name}.lengths: no test set has sequences of {missing[0]} tokens; there "
-            f"are {', '.join(map(str, present))}: add the length to the data's test lengths, or take it out"
-        )
+    if error := missing_length(lengths, present):
+        raise ConfigError(f"{experiment.source}: evaluations.{name}.lengths: {error}")
     return [node for node in nodes if node.config["length"] in lengths]
 
 
