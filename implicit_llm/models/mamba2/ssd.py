@@ -103,11 +103,8 @@ class _ChunkedScan(torch.autograd.Function):
             for rows in _slices(layout.slice_len, x, dt, B, C, initial):
                 chunks = cut(layout, A, *rows)
                 parts.append(scan(chunks, return_state=return_state))
-        ctx.chunks = (
-            chunks
-            if len(parts) == 1 and chunks.decay_FHQQ.numel() * chunks.decay_FHQQ.element_size() <= KEPT_BYTES
-            else None
-        )
+        num_bytes = chunks.decay_FHQQ.numel() * chunks.decay_FHQQ.element_size()  # torch.compile cannot trace `nbytes`
+        ctx.chunks = chunks if len(parts) == 1 and num_bytes <= KEPT_BYTES else None
         y, states = zip(*parts, strict=True)
         return _join(y), _join(states) if return_state else None
 

@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from implicit_llm_contracts.runs.places import DEFAULT_DOWNLOADS
+from implicit_llm_contracts.runs.run_directory import WORK
+from implicit_llm_workflow.commands import evaluate
+from implicit_llm_workflow.experiment_files.experiment import RESERVED
 from implicit_llm_workflow.planning.graph import build_graph
 from tests.refusals import refused
 from tests.unit.workflow.experiments import EXCERPTS, GRID, LANGUAGE, TINY, ExperimentFile
@@ -16,8 +20,12 @@ TINY_CASES = [
     ("name: tiny", "name: Tiny", "name: 'Tiny' is not allowed; give lower-case letters"),
     ("name: tiny", 'name: "tiny\\n"', r"name: 'tiny\n' is not allowed; give lower-case letters"),
     ("name: tiny", "name: downloads", "name: 'downloads' is not allowed; give another name than benchmarks, by-hand, "),
-    ("  word-problem:\n", "  work:\n", "evaluations: 'work' is not allowed; give another name, because a job works in"),
-    ("  implicit:\n", "  work:\n", "runs: 'work' is not allowed; give another name"),
+    (
+        "  word-problem:\n",
+        f"  {WORK}:\n",
+        "evaluations: 'work' is not allowed; give another name, because a job works in",
+    ),
+    ("  implicit:\n", f"  {WORK}:\n", "runs: 'work' is not allowed; give another name"),
     ("  implicit:\n", '  "implicit\\n":\n', r"runs: 'implicit\n' is not allowed; give lower-case letters"),
     ("name: tiny", "nam: tiny", "unknown key 'nam'; did you mean 'name'?"),
     ("  implicit:\n", f"  {LONG}:\n", "is not allowed; give lower-case letters, digits, hyphens and dots,"),
@@ -442,3 +450,7 @@ def test_a_mistake_in_a_file_beside_the_experiment_is_named_with_that_file(
     monkeypatch.chdir(language.path.parent)
     with refused(f"{file}: .*{message}"):
         language.load()
+
+
+def test_the_folders_of_results_that_are_no_experiments_are_reserved() -> None:
+    assert {evaluate.ROOT.name, DEFAULT_DOWNLOADS.name} < set(RESERVED)

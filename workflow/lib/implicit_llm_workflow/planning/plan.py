@@ -206,11 +206,11 @@ class Plan:
         Jobs must not use an experiment file that somebody has edited in the meantime.
         """
         for node in self.nodes.values():
-            _write_new(self.identity_file(node), self.identity_text(node))
+            _write_if_changed(self.identity_file(node), self.identity_text(node))
         text = json.dumps({PLANNED: self.experiment.read}, ensure_ascii=False)
         name = hashlib.sha256(text.encode()).hexdigest()[:FINGERPRINT_DIGITS]
         path = self.root / ".jobs" / f"experiment-{name}.json"
-        _write_new(path, text)
+        _write_if_changed(path, text)
         return path
 
     @property
@@ -350,8 +350,8 @@ class Plan:
         return committed(work)
 
 
-def _write_new(path: Path, text: str) -> None:
-    """Write the text unless the file has it. Thousands of files are written, so nothing is synced."""
+def _write_if_changed(path: Path, text: str) -> None:
+    """Write the text unless the file already contains it. Nothing is synced, because there are thousands of files."""
     if not path.exists() or path.read_text(encoding="utf-8") != f"{text}\n":
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
