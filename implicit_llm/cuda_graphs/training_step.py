@@ -145,7 +145,7 @@ class StepGraph:
         z_BLD, blocks = solve(base, embedding_BLD, self._masks, self._before)
         self._z.copy_(z_BLD)
         stats = free_stats(blocks, self.setting.solver)
-        stats.num_closing += self.setting.with_state  # one more f returns the state
+        stats.num_closing += self.setting.with_state  # f is evaluated once more for the state
         return stats
 
     def _draw_masks(self) -> None:

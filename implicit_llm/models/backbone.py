@@ -383,7 +383,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
             stats = free_stats(blocks, solver)
         if not (with_state and self.training):
             return z_BLD, None, stats
-        stats.num_closing += 1  # one more f returns the state
+        stats.num_closing += 1  # f is evaluated once more for the state
         with torch.no_grad():
             return z_BLD, f.close(z_BLD)[1], stats
 

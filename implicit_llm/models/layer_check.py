@@ -23,9 +23,9 @@ TOLERANCE = 1e-4  # relative to the largest output, in fp32; the error of a wron
 def check_layer(config: ImplicitConfig) -> None:
     """Check that a layer of `config` is causal, continues from its state, and ignores padding and other sequences.
 
-    A user's layer must also start from zeros, because chains of sequences start from such a state.
-    The output must be finite, and the output of an implicit model's layer must depend on the injection. The check runs
-    one layer with random weights on random input; the caller's random state and `config` do not change.
+    A layer of a user's family must also treat a state of zeros as no state, because state passing starts its chains
+    from zeros. The output must be finite, and the output of an implicit model's layer must depend on the injection. The
+    check runs one layer with random weights on random input; the caller's random state and `config` do not change.
     Raises: ModelConfigError, whose message describes what the layer does wrong; UnknownName if the family is not
         registered.
     """

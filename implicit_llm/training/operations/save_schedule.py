@@ -33,8 +33,8 @@ class SaveSchedule:
     the disk refuses a save, training continues once, because the next save is due soon. A second refusal in a row stops
     training. So does the refusal of a state that must not be lost: at a kept step, at the end or on a stop request.
     After an error, the context waits for the current write before it ends; after a second Ctrl-C it does not.
-    steps: from the number of steps finished beforehand to that at the end of the phase. If `after_step` is not called
-    at a multiple of `save_steps`, its next call saves.
+    steps: it starts at the number of steps that are finished already, and stops at the end of the phase. If
+    `after_step` is not called at a multiple of `save_steps`, its next call saves.
     """
 
     def __init__(

@@ -119,8 +119,8 @@ def series_products(solver: SolverConfig | Mapping[str, Any] | None) -> int:
 def max_evaluations(solver: SolverConfig | Mapping[str, Any] | None, *, passes_states: bool = False) -> int:
     """Return the maximum number of evaluations of f per token in a training step; 1 for an explicit model.
 
-    passes_states: whether the step returns the states after its sequences, for which an implicit model evaluates one
-        more f.
+    passes_states: whether the step returns the states after its sequences, for which an implicit model evaluates f
+        once more.
     """
     last = last_evaluations(solver)
     if solver is None:

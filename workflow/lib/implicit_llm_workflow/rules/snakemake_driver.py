@@ -128,10 +128,10 @@ class Driver:
     def before_first_job(self) -> None:
         """Check the files that jobs read, withdraw forced results, extend the stop handlers and create MLflow's store.
 
-        `onstart` calls this when Snakemake has chosen the jobs. With --touch, which computes nothing, the first two do
-        not apply. A forced job would otherwise return its existing
-        result. Results that depend on a forced result are withdrawn too, since their numbers may change. Their jobs run
-        now, or in the next call if this call does not reach them.
+        `onstart` calls this when Snakemake has chosen the jobs. A call with --touch computes nothing, so it neither
+        checks files nor withdraws results. Without the withdrawal, a forced job would return its existing result.
+        Results that depend on a forced result are withdrawn too, since their numbers may change. Their jobs run now, or
+        in the next call if this call does not reach them.
         """
         if not self._call.touch:
             with errors_in_one_line(self._logger.error):
