@@ -187,15 +187,13 @@ def pairs_of(modes: Sequence[ModeConfig], *, is_implicit: bool) -> list[tuple[st
 
 def missing_length(lengths: Sequence[int], present: Sequence[int]) -> str | None:
     """Return the error about the first of `lengths` that no test set has, or None if all are `present`."""
-    missing = next((length for length in lengths if length not in present), None)
-    return (
-        None
-        if missing is None
-        else (
-            f"no test set has sequences of {missing} tokens; there are {', '.join(map(str, present))}: add the length to "
-            "the data's test lengths, or take it out"
-        )
-    )
+    for length in lengths:
+        if length not in present:
+            return (
+                f"no test set has sequences of {length} tokens; there are {', '.join(map(str, present))}: add the length "
+                "to the data's test lengths, or take it out"
+            )
+    return None
 
 
 @dataclass(frozen=True)
