@@ -190,8 +190,8 @@ def missing_length(lengths: Sequence[int], present: Sequence[int]) -> str | None
     for length in lengths:
         if length not in present:
             return (
-                f"no test set has sequences of {length} tokens; there are {', '.join(map(str, present))}: add the length "
-                "to the data's test lengths, or take it out"
+                f"no test set has sequences of {length} tokens; there are {', '.join(map(str, present))}: add "
+                "the length to the data's test lengths, or take it out"
             )
     return None
 
