@@ -312,8 +312,8 @@ def main(arguments: Sequence[str]) -> None:
 def without_padding(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with `--model implicit` added if they name the harness's own model, which pads, or no model.
 
-    Nothing is added if the first argument is one of SUB_COMMANDS, or if there is a --config without --model, because
-    the file of --config may name the model.
+    Nothing is added if there are no arguments, if the first one is one of SUB_COMMANDS, or if there is a --config
+    without --model, because the file of --config may name the model.
     """
     words = list(arguments)
     if not words or words[0] in SUB_COMMANDS:

@@ -1,6 +1,7 @@
 """Compute the causal depthwise convolution of Mamba2, by the package causal_conv1d or in plain PyTorch.
 
-Shapes: `B` batch, `L` length, `C` channels, `K` kernel width (K-1 in inputs before or after a block).
+Shapes: `B` batch, `L` length, `C` channels, `K` kernel width. The axis K of `initial_BKC` and of returned
+states has the length K-1.
 """
 
 from typing import Any

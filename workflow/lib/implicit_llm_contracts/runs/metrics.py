@@ -1,4 +1,4 @@
-"""Define the table of training metrics, which the progress line, MLflow, `status`, the report and the pages share."""
+"""Define the table of training metrics, which the progress line, MLflow, `status`, the report and docs/ share."""
 
 from dataclasses import dataclass
 

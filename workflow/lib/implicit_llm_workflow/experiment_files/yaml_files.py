@@ -29,7 +29,7 @@ _MAX_DEPTH, _MAX_VALUES = 100, 1_000_000  # more than any experiment has
 class _Loader(_SafeLoader):
     """A loader that refuses texts to which YAML gives another meaning than their authors expect.
 
-    In plain YAML, the last value of a key that occurs twice counts, 010 is eight and 1:30 is ninety.
+    In plain YAML, 010 is eight, 1:30 is ninety, and only the last value of a repeated key is read.
     """
 
     def get_single_node(self) -> yaml.Node | None:

@@ -410,7 +410,10 @@ class CodeRecord:
 
 
 def code_now(code: JobCode) -> CodeRecord:
-    """Return the record of the code that a job can run, as this process has read it. Raises: SourceError."""
+    """Return the record of the code that a job can run. Files that this process has read are not read again.
+
+    Raises: SourceError.
+    """
     sources = job_sources(code)
     parts = {name: parts_of(source.tree) for name, source in sources.items()}
     return CodeRecord(code.module, file_digests(sources), parts)

@@ -114,7 +114,7 @@ def _find(name: str, plan: Plan | None) -> tuple[str, list[Lineage]]:
 
 
 def how_to_make(plan: Plan, nodes: Iterable[Node]) -> str:
-    """Return a text with the command that makes these results or, while a driver runs, the command that follows it."""
+    """Return a text with the command that makes these results, or that shows what a driver on this machine does."""
     from implicit_llm_workflow.results.job_states import holder_of  # imports psutil, an optional package
 
     driver = holder_of(plan.driver_lock)

@@ -2,7 +2,8 @@
 
 Test-time compute: a line is one model with all its seeds, in one mode, at several iteration budgets or tolerances. The
 explicit models on the same test set are shown beside it; for language models, only those of the same family and size.
-The table `test-time` has the same rows, and also each model with its own budget and tolerance ("as trained").
+The table `test-time` has a row for each point of these lines, for each explicit model, and for each model with its own
+budget and tolerance ("as trained").
 Source: test-time compute, Schöne et al. 2025, Fig. 1 centre; Jacobian, their Theorem 1.
 """
 
