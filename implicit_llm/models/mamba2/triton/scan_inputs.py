@@ -1,8 +1,8 @@
 """Compute the inputs of a Mamba2 scan, and the gradient of its convolution (imported only if Triton kernels run).
 
-One kernel convolves channels, applies silu, and computes dt and its decays; another computes the gradient of the
-convolution. A program processes the positions of a chunk in order, four at a time, with the last inputs in registers.
-The plain PyTorch twin is `models.mamba2.causal_conv`.
+One kernel convolves channels and applies silu, one computes dt and its decays, and one computes the gradient of the
+convolution. A program of a convolution processes its positions in order, four at a time, with the last inputs in
+registers. The plain PyTorch twin is `models.mamba2.causal_conv`.
 
 Shapes: `B` batch, `L` length, `E` in-projection (gate I, convolved C = I + 2 G N, dt H), `I` = H P inner, `H` heads,
 `P` head width, `G` groups, `N` state, `K` convolution (K-1 in its earlier inputs), `Q` chunk, `S` chunks.
@@ -22,7 +22,8 @@ from implicit_llm.kernels.triton.memory import wide, wide_sum
 from implicit_llm.models.mamba2.chunked_scan import ScanWeights
 
 TAPS = 4  # inputs of a convolution; narrower convolutions are padded with zero weights
-CHANNELS_PER_PROGRAM = 256  # 16 bytes of bf16 for every thread of a warp
+ROWS, CHANNELS = 32, 128  # of a program that convolves; it is one warp with few registers, so that many run at once
+GRADIENT_CHANNELS = 256  # of a program that computes the gradient of the convolution in a chunk
 MAX_CHUNK_LEN, MIN_CHUNK_LEN = 64, 16  # matrix units need 16 positions; more than 64 need too many registers
 LOG2_E = constexpr(math.log2(math.e))
 
@@ -68,12 +69,16 @@ def mixer_inputs(mixer: Mixer, before_BKC: Tensor | None = None) -> MixerInputs:
     chunks = triton.cdiv(length, mixer.chunk_len)
     convolved_BLC = projected_BLE.new_empty(batch, length, channels)
     dt, logs = projected_BLE.new_empty(2, batch, chunks, mixer.heads, mixer.chunk_len, dtype=torch.float32)
-    _inputs_kernel[(triton.cdiv(channels, CHANNELS_PER_PROGRAM) + 1, chunks, batch)](
-        projected_BLE, projected_BLE if injection_BLE is None else injection_BLE,
-        projected_BLE if before_BKC is None else before_BKC.contiguous(), *weights[:4],
-        convolved_BLC, dt, logs, length, chunks,
-        **mixer.constants(), K=taps, BLOCK=CHANNELS_PER_PROGRAM, ALL_HEADS=triton.next_power_of_2(mixer.heads),
-        HAS_STATE=before_BKC is not None, INJECT=injection_BLE is not None, num_warps=1,
+    given, has_injection = projected_BLE if injection_BLE is None else injection_BLE, injection_BLE is not None
+    _convolution_kernel[(triton.cdiv(channels, CHANNELS), triton.cdiv(length, ROWS), batch)](
+        projected_BLE, given, projected_BLE if before_BKC is None else before_BKC.contiguous(), *weights[:2],
+        convolved_BLC, length,
+        INNER=mixer.heads * mixer.sizes[0], CHANNELS=channels, COLUMNS=projected_BLE.shape[2], K=taps,
+        ROWS=ROWS, BLOCK=CHANNELS, HAS_STATE=before_BKC is not None, INJECT=has_injection, num_warps=1,
+    )  # fmt: skip
+    _decay_kernel[(chunks, batch)](
+        projected_BLE, given, *weights[2:4], dt, logs, length, chunks,
+        **mixer.constants(), ALL_HEADS=triton.next_power_of_2(mixer.heads), INJECT=has_injection, num_warps=4,
     )  # fmt: skip
     return MixerInputs(convolved_BLC, dt, logs)
 
@@ -90,10 +95,10 @@ def convolution_gradient(
     channels, taps = mixer.weights.conv_CK.shape
     chunks = triton.cdiv(length, mixer.chunk_len)
     sums = mixer.projected_BLE.new_empty(TAPS + 1, batch * chunks, channels, dtype=torch.float32)
-    _convolution_gradient_kernel[(triton.cdiv(channels, CHANNELS_PER_PROGRAM), chunks, batch)](
+    _convolution_gradient_kernel[(triton.cdiv(channels, GRADIENT_CHANNELS), chunks, batch)](
         mixer.projected_BLE, mixer.projected_BLE if before_BKC is None else before_BKC.contiguous(),
         *mixer.weights[:2], dconvolved_BLC, dprojected_BLE, sums, length, chunks,
-        **mixer.constants(), K=taps, BLOCK=CHANNELS_PER_PROGRAM, HAS_STATE=before_BKC is not None, num_warps=2,
+        **mixer.constants(), K=taps, BLOCK=GRADIENT_CHANNELS, HAS_STATE=before_BKC is not None, num_warps=2,
     )  # fmt: skip
     totals = sums.sum(1)
     return totals[:taps].flip(0).t(), totals[TAPS]
@@ -163,63 +168,65 @@ def _silu_slope(value):
 
 
 @triton.jit
-def _inputs_kernel(
-    projected_ptr, injection_ptr, before_ptr, conv_ptr, bias_ptr, dt_bias_ptr, A_ptr, convolved_ptr, dt_ptr, logs_ptr,
-    length, chunks,
-    HEADS: constexpr, GROUPS: constexpr, COLUMNS: constexpr, P: constexpr, N: constexpr,
-    Q: constexpr, K: constexpr, BLOCK: constexpr, ALL_HEADS: constexpr,
-    HAS_STATE: constexpr, INJECT: constexpr,
+def _convolution_kernel(
+    projected_ptr, injection_ptr, before_ptr, conv_ptr, bias_ptr, convolved_ptr, length,
+    INNER: constexpr, CHANNELS: constexpr, COLUMNS: constexpr, K: constexpr,
+    ROWS: constexpr, BLOCK: constexpr, HAS_STATE: constexpr, INJECT: constexpr,
 ):  # fmt: skip
-    """Process one chunk of one sequence: the first program computes dt of all heads, the others convolve channels."""
-    chunk = tl.program_id(1)
+    """Convolve some channels of `ROWS` positions of one sequence, and write silu of the result."""
+    channels = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    first = tl.program_id(1) * ROWS
     sequence = tl.program_id(2).to(tl.int64)
-    INNER: constexpr = HEADS * P
-    CHANNELS: constexpr = INNER + 2 * GROUPS * N
-    projected_ptr += sequence * length * COLUMNS
-    injection_ptr += sequence * length * COLUMNS
-    rows_ptr, injected_ptr = projected_ptr + INNER, injection_ptr + INNER
-    first = chunk * Q
-    if tl.program_id(0) == 0:
-        of_H, steps = tl.arange(0, ALL_HEADS), tl.arange(0, Q)
-        is_head = of_H < HEADS
-        is_inside = (first + steps < length)[:, None]
-        of_dt = (first + steps)[:, None] * COLUMNS + INNER + CHANNELS + of_H[None, :]
-        raw_QH = wide_sum(projected_ptr, injection_ptr, of_dt, is_inside & is_head[None, :], INJECT)
-        raw_QH += wide(dt_bias_ptr + of_H, is_head)[None, :]
-        dt_QH = tl.where(is_inside, softplus(raw_QH), 0.0)  # dt = 0 neither decays nor feeds the state
-        rate_H = wide(A_ptr + of_H, is_head) * LOG2_E
-        logs_QH = tl.cumsum(dt_QH * rate_H[None, :], axis=0)
-        to = ((sequence * chunks + chunk) * HEADS + of_H)[None, :] * Q + steps[:, None]
-        tl.store(dt_ptr + to, dt_QH, is_head[None, :])
-        tl.store(logs_ptr + to, logs_QH, is_head[None, :])
-    else:
-        channels = (tl.program_id(0) - 1) * BLOCK + tl.arange(0, BLOCK)
-        is_channel = channels < CHANNELS
-        convolved_ptr += sequence * length * CHANNELS
+    is_channel = channels < CHANNELS
+    rows_ptr = projected_ptr + sequence * length * COLUMNS + INNER
+    injected_ptr = injection_ptr + sequence * length * COLUMNS + INNER
+    convolved_ptr += sequence * length * CHANNELS
+    bias = wide(bias_ptr + channels, is_channel)
+    tap0, tap1, tap2, tap3 = _taps(conv_ptr, channels, is_channel, K)
+    _, x3, x2, x1 = _four_rows(
+        rows_ptr, injected_ptr, first - 4, channels, is_channel & (first > 0), length, COLUMNS, INJECT
+    )
+    if HAS_STATE:
         before_ptr += sequence * (K - 1) * CHANNELS
-        bias = wide(bias_ptr + channels, is_channel)
-        tap0, tap1, tap2, tap3 = _taps(conv_ptr, channels, is_channel, K)
-        _, x3, x2, x1 = _four_rows(
-            rows_ptr, injected_ptr, first - 4, channels, is_channel & (first > 0), length, COLUMNS, INJECT
-        )
-        if HAS_STATE:
-            x1 += _state_row(before_ptr, first - 1, channels, is_channel, CHANNELS, K)
-            x2 += _state_row(before_ptr, first - 2, channels, is_channel, CHANNELS, K)
-            x3 += _state_row(before_ptr, first - 3, channels, is_channel, CHANNELS, K)
-        for t in range(first, tl.minimum(first + Q, length), 4):
-            n0, n1, n2, n3 = _four_rows(
-                rows_ptr, injected_ptr, t, channels, is_channel, length, COLUMNS, INJECT
-            )  # fmt: skip
-            y0 = bias + _dot4(tap0, tap1, tap2, tap3, n0, x1, x2, x3)
-            y1 = bias + _dot4(tap0, tap1, tap2, tap3, n1, n0, x1, x2)
-            y2 = bias + _dot4(tap0, tap1, tap2, tap3, n2, n1, n0, x1)
-            y3 = bias + _dot4(tap0, tap1, tap2, tap3, n3, n2, n1, n0)
-            to = convolved_ptr + t * CHANNELS + channels
-            tl.store(to, y0 * sigmoid(y0), is_channel & (t < length))
-            tl.store(to + CHANNELS, y1 * sigmoid(y1), is_channel & (t + 1 < length))
-            tl.store(to + 2 * CHANNELS, y2 * sigmoid(y2), is_channel & (t + 2 < length))
-            tl.store(to + 3 * CHANNELS, y3 * sigmoid(y3), is_channel & (t + 3 < length))
-            x1, x2, x3 = n3, n2, n1
+        x1 += _state_row(before_ptr, first - 1, channels, is_channel, CHANNELS, K)
+        x2 += _state_row(before_ptr, first - 2, channels, is_channel, CHANNELS, K)
+        x3 += _state_row(before_ptr, first - 3, channels, is_channel, CHANNELS, K)
+    for t in range(first, tl.minimum(first + ROWS, length), 4):
+        n0, n1, n2, n3 = _four_rows(rows_ptr, injected_ptr, t, channels, is_channel, length, COLUMNS, INJECT)
+        y0 = bias + _dot4(tap0, tap1, tap2, tap3, n0, x1, x2, x3)
+        y1 = bias + _dot4(tap0, tap1, tap2, tap3, n1, n0, x1, x2)
+        y2 = bias + _dot4(tap0, tap1, tap2, tap3, n2, n1, n0, x1)
+        y3 = bias + _dot4(tap0, tap1, tap2, tap3, n3, n2, n1, n0)
+        to = convolved_ptr + t * CHANNELS + channels
+        tl.store(to, y0 * sigmoid(y0), is_channel & (t < length))
+        tl.store(to + CHANNELS, y1 * sigmoid(y1), is_channel & (t + 1 < length))
+        tl.store(to + 2 * CHANNELS, y2 * sigmoid(y2), is_channel & (t + 2 < length))
+        tl.store(to + 3 * CHANNELS, y3 * sigmoid(y3), is_channel & (t + 3 < length))
+        x1, x2, x3 = n3, n2, n1
+
+
+@triton.jit
+def _decay_kernel(
+    projected_ptr, injection_ptr, dt_bias_ptr, A_ptr, dt_ptr, logs_ptr, length, chunks,
+    HEADS: constexpr, GROUPS: constexpr, COLUMNS: constexpr, P: constexpr, N: constexpr,
+    Q: constexpr, ALL_HEADS: constexpr, INJECT: constexpr,
+):  # fmt: skip
+    """Compute dt and its decays for all heads of one chunk of one sequence."""
+    chunk = tl.program_id(0)
+    sequence = tl.program_id(1).to(tl.int64)
+    of_H, steps = tl.arange(0, ALL_HEADS), tl.arange(0, Q)
+    is_head = of_H < HEADS
+    t = chunk * Q + steps
+    is_inside = (t < length)[:, None]
+    of_dt = (sequence * length + t)[:, None] * COLUMNS + 2 * (HEADS * P + GROUPS * N) + of_H[None, :]
+    raw_QH = wide_sum(projected_ptr, injection_ptr, of_dt, is_inside & is_head[None, :], INJECT)
+    raw_QH += wide(dt_bias_ptr + of_H, is_head)[None, :]
+    dt_QH = tl.where(is_inside, softplus(raw_QH), 0.0)  # dt = 0 neither decays nor feeds the state
+    rate_H = wide(A_ptr + of_H, is_head) * LOG2_E
+    logs_QH = tl.cumsum(dt_QH * rate_H[None, :], axis=0)
+    to = ((sequence * chunks + chunk) * HEADS + of_H)[None, :] * Q + steps[:, None]
+    tl.store(dt_ptr + to, dt_QH, is_head[None, :])
+    tl.store(logs_ptr + to, logs_QH, is_head[None, :])
 
 
 @triton.jit
