@@ -98,7 +98,7 @@ def convolution_gradient(
     _convolution_gradient_kernel[(triton.cdiv(channels, GRADIENT_CHANNELS), chunks, batch)](
         mixer.projected_BLE, mixer.projected_BLE if before_BKC is None else before_BKC.contiguous(),
         *mixer.weights[:2], dconvolved_BLC, dprojected_BLE, sums, length, chunks,
-        **mixer.constants(), K=taps, BLOCK=GRADIENT_CHANNELS, HAS_STATE=before_BKC is not None, num_warps=2,
+        **mixer.constants(), K=taps, BLOCK=GRADIENT_CHANNELS, HAS_STATE=before_BKC is not None, num_warps=4,
     )  # fmt: skip
     totals = sums.sum(1)
     return totals[:taps].flip(0).t(), totals[TAPS]
