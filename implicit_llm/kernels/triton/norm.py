@@ -17,6 +17,7 @@ from torch import Tensor
 from triton.language import constexpr
 
 from implicit_llm.kernels.triton.memory import wide
+from implicit_llm.kernels.triton.sums import sum_rows
 
 ENTRIES_PER_THREAD = 8  # 16 bytes of bf16, the widest load of a thread
 MIN_WARPS, MAX_WARPS = 4, 32
@@ -131,10 +132,10 @@ def _gradients(
     dy_TD = _as_rows(dy)
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     dsecond = None if second_dtype is None else torch.empty(x.shape, dtype=second_dtype, device=x.device)
-    dweight_SD = torch.empty(rows.programs, x.shape[-1], dtype=torch.float32, device=x.device)
-    tensors = (dy_TD, dx, dx if dsecond is None else dsecond, dweight_SD)
+    dweight_1SD = torch.empty(1, rows.programs, x.shape[-1], dtype=torch.float32, device=x.device)
+    tensors = (dy_TD, dx, dx if dsecond is None else dsecond, dweight_1SD)
     rows.launch(_backward_kernel, weight_D, *tensors, dy_TD.stride(0), eps)
-    return dx, dsecond, dweight_SD.sum(0).to(weight_D.dtype)
+    return dx, dsecond, sum_rows(dweight_1SD)[0].to(weight_D.dtype)
 
 
 @triton.jit

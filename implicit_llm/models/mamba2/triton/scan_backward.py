@@ -32,6 +32,7 @@ from torch import Tensor
 from triton.language import constexpr
 
 from implicit_llm.kernels.triton.memory import load, wide
+from implicit_llm.kernels.triton.sums import sum_rows
 from implicit_llm.models.mamba2.chunked_scan import ScanWeights
 from implicit_llm.models.mamba2.triton.scan import gated_scan_for_gradient, precision, transposed_scores
 from implicit_llm.models.mamba2.triton.scan_inputs import (
@@ -123,7 +124,7 @@ def gated_scan_gradient(
         *dper_head[:2], length, chunks,
         **known, ALL_HEADS=triton.next_power_of_2(heads), num_warps=DT_WARPS,
     )  # fmt: skip
-    return dconvolved_BLC, dper_head.sum((1, 2))
+    return dconvolved_BLC, sum_rows(dper_head.flatten(1, 2))
 
 
 @triton.jit

@@ -19,6 +19,7 @@ from triton.language import constexpr
 from triton.language.extra import libdevice
 
 from implicit_llm.kernels.triton.memory import wide, wide_sum
+from implicit_llm.kernels.triton.sums import sum_rows
 from implicit_llm.models.mamba2.chunked_scan import ScanWeights
 
 TAPS = 4  # inputs of a convolution; narrower convolutions are padded with zero weights
@@ -100,8 +101,8 @@ def convolution_gradient(
         *mixer.weights[:2], dconvolved_BLC, dprojected_BLE, sums, length, chunks,
         **mixer.constants(), K=taps, BLOCK=GRADIENT_CHANNELS, HAS_STATE=before_BKC is not None, num_warps=4,
     )  # fmt: skip
-    totals = sums.sum(1)
-    return totals[:taps].flip(0).t(), totals[TAPS]
+    totals = sum_rows(sums)
+    return totals[TAPS - taps : TAPS].t(), totals[TAPS]
 
 
 @triton.jit
@@ -289,8 +290,8 @@ def _convolution_gradient_kernel(
         d1, d2, d3 = g3, g2, g1
     to = sums_ptr + (sequence * chunks + chunk) * CHANNELS + channels
     rows = tl.num_programs(2).to(tl.int64) * chunks * CHANNELS
-    tl.store(to, dtap0, is_channel)
-    tl.store(to + rows, dtap1, is_channel)
-    tl.store(to + 2 * rows, dtap2, is_channel)
-    tl.store(to + 3 * rows, dtap3, is_channel)
+    tl.store(to, dtap3, is_channel)
+    tl.store(to + rows, dtap2, is_channel)
+    tl.store(to + 2 * rows, dtap1, is_channel)
+    tl.store(to + 3 * rows, dtap0, is_channel)
     tl.store(to + 4 * rows, dbias, is_channel)
