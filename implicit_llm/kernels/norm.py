@@ -5,6 +5,7 @@ row, and needs half as many passes over memory.
 Shapes: `...` any leading dimensions, `D` width.
 """
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +13,36 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from implicit_llm.kernels import selection
+
+
+@dataclass(frozen=True, eq=False)
+class Unscaled:
+    """A branch without gradient whose rows have yet to be divided by the root mean square of other rows.
+
+    A product with a weight commutes with this factor. So the RMS norm before the last product of a branch can be moved
+    into the sum that follows the product, where `add_and_norm` loads the branch anyway.
+    rows (..., D); squares (..., S), fp32: parts of the sum of squares of `width` entries; eps: that of the norm.
+    """
+
+    rows: Tensor
+    squares: Tensor
+    width: int
+    eps: float
+    requires_grad = False
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.rows.dtype
+
+    def __mul__(self, mask: Tensor) -> "Unscaled":
+        return replace(self, rows=self.rows * mask)
+
+    def __radd__(self, h: Tensor) -> Tensor:
+        scale = self.squares.sum(-1, keepdim=True).div_(self.width).add_(self.eps).rsqrt_()
+        return h + (self.rows * scale).to(self.rows.dtype)
+
+
+Branch = Tensor | Unscaled
 
 
 def rms_norm(x: Tensor, gate: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
@@ -33,7 +64,7 @@ def rms_norm(x: Tensor, gate: Tensor | None, weight: Tensor, eps: float, dtype: 
 
 
 def add_and_norm(
-    h: Tensor, branch: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None
+    h: Tensor, branch: Branch, weight: Tensor, eps: float, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return h + branch and the `rms_norm` of this sum; the norm is in `dtype`, by default that of the sum.
 
@@ -42,6 +73,9 @@ def add_and_norm(
     if h.dtype == torch.promote_types(h.dtype, branch.dtype) and selection.norm_runs_on_triton(h):
         from implicit_llm.kernels.triton import norm as triton_norm
 
+        if isinstance(branch, Unscaled):
+            scale = branch.squares, branch.width, branch.eps
+            return triton_norm.add_and_norm(h, branch.rows, weight, eps, dtype or h.dtype, scale)
         return triton_norm.add_and_norm(h, branch, weight, eps, dtype or h.dtype)
     h = h + branch
     return h, rms_norm(h, None, weight, eps, dtype)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import initialization as init
 
-from implicit_llm.kernels.norm import add_and_norm, rms_norm
+from implicit_llm.kernels.norm import Branch, add_and_norm, rms_norm
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.stack import LayerState, Mixed, StackInput
 
@@ -36,7 +36,7 @@ class RMSNorm(nn.Module):
     def forward(self, x_BLD: Tensor, gate_BLD: Tensor | None = None) -> Tensor:
         return rms_norm(x_BLD, gate_BLD, self.weight, self.eps, self._dtype(x_BLD))
 
-    def of_sum(self, h_BLD: Tensor, branch_BLD: Tensor | None) -> tuple[Tensor, Tensor]:
+    def of_sum(self, h_BLD: Tensor, branch_BLD: Branch | None) -> tuple[Tensor, Tensor]:
         """Return h + branch (h alone if the branch is None) and the norm of this sum; one kernel may compute both."""
         if branch_BLD is None or touched_module(self) is not None:
             h_BLD = added(h_BLD, branch_BLD)
@@ -47,7 +47,7 @@ class RMSNorm(nn.Module):
         return product_dtype(x_BLD) if self.feeds_products else x_BLD.dtype
 
 
-def added(t: Tensor, other: Tensor | None) -> Tensor:
+def added(t: Tensor, other: Branch | None) -> Tensor:
     return t if other is None else t + other
 
 
@@ -181,13 +181,14 @@ class Layer(nn.Module):
     """A causal residual layer h + branch; `mixed` computes the branch from the input that `normed` returns.
 
     A layer returns its last branch without adding it, because the kernel of the next norm adds it at little extra cost.
+    That kernel can also apply a factor to each row, so the branch may be `kernels.norm.Unscaled`.
     rounds_state: whether the layer's products cast the state to their own dtype; a pass that does not advance the state
         may then cast it once, beforehand.
     """
 
     rounds_state = False
 
-    def normed(self, h_BLD: Tensor, branch_BLD: Tensor | None) -> tuple[Tensor, Tensor]:
+    def normed(self, h_BLD: Tensor, branch_BLD: Branch | None) -> tuple[Tensor, Tensor]:
         """Return h + branch (h alone if the branch is None) and the input of `mixed`.
 
         This input is the norm of the sum; in a RecurrentLayer it is the sum itself.
@@ -206,8 +207,8 @@ class Layer(nn.Module):
         raise NotImplementedError
 
     def forward(
-        self, h_BLD: Tensor, branch_BLD: Tensor | None, x: StackInput, index: int, return_state: bool
-    ) -> tuple[Tensor, Tensor, LayerState | None]:
+        self, h_BLD: Tensor, branch_BLD: Branch | None, x: StackInput, index: int, return_state: bool
+    ) -> tuple[Tensor, Branch, LayerState | None]:
         """Apply the layer to h + branch, where branch is the last branch of the previous layer, or None.
 
         index: the index of this layer's weights, mask and state in x.
@@ -241,7 +242,7 @@ class RecurrentLayer(Layer):
         """
         raise NotImplementedError
 
-    def normed(self, h_BLD: Tensor, branch_BLD: Tensor | None) -> tuple[Tensor, Tensor]:
+    def normed(self, h_BLD: Tensor, branch_BLD: Branch | None) -> tuple[Tensor, Tensor]:
         h_BLD = added(h_BLD, branch_BLD)
         return h_BLD, h_BLD
 

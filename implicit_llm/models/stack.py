@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from implicit_llm.kernels.norm import Branch
 from implicit_llm.kernels.selection import is_reference
 from implicit_llm.models.errors import REENTRANT, LostGradient
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 LayerState = tuple[Tensor, ...]  # one layer's converged state; every tensor has the batch first
-Mixed = tuple[Tensor, LayerState | None]  # a layer's branch on a block and, if requested, its state after the block
+Mixed = tuple[Branch, LayerState | None]  # a layer's branch on a block and, if requested, its state after the block
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,7 @@ class StackInput:
         return Prefix(layers, before + length, torch.cat([old_BS, new_BL], dim=1))
 
 
-def refuse_lost_gradient(out_BLD: Tensor, module: nn.Module, x: StackInput) -> None:
+def refuse_lost_gradient(out_BLD: Branch, module: nn.Module, x: StackInput) -> None:
     """Raise LostGradient if `out_BLD` requires no gradient, but a weight of `module` or the injection requires one.
 
     Activation checkpointing with use_reentrant=True causes this at z = 0, which requires no gradient: the weights and

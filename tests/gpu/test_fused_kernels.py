@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from implicit_llm import ImplicitLlama3Config, ImplicitMamba2Config
 from implicit_llm.kernels.linear_cross_entropy import linear_cross_entropy
-from implicit_llm.kernels.norm import add_and_norm, rms_norm
+from implicit_llm.kernels.norm import Unscaled, add_and_norm, rms_norm
 from implicit_llm.kernels.selection import kernels
 from implicit_llm.models.backbone import StackMap
 from implicit_llm.models.cache import ConvergedStateCache
@@ -46,15 +46,22 @@ def test_a_mixer_in_one_kernel_equals_the_plain_one(
     )  # fmt: skip
     model = AutoModelForCausalLM.from_config(config).to(DEVICE).eval()
     x = model.backbone.stack_input(torch.zeros(3, length, 128).to(DEVICE), None, None, None)
-    u, mixer = torch.randn(3, length, 128, device=DEVICE), model.backbone.layers[0].mixer
+    (h, u, mask), layer = torch.randn(3, 3, length, 128, device=DEVICE), model.backbone.layers[0]
+    mixer = layer.mixer
+    torch.nn.init.uniform_(mixer.norm.weight, 0.5, 1.5)
     shapes = (3, mixer.heads, head_dim, state_size), (3, 3, mixer.conv_channels)
     state = tuple(torch.randn(shape).to(DEVICE) for shape in shapes) if has_state else None
     with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16), torch.no_grad():
         weights = mixer.weights()
         found, found_state = mixer(u, weights, x, state, True)
+        assert isinstance(found, Unscaled)
+        sums = layer.normed(h, found * mask)
         with kernels("torch"):
             expected, expected_state = mixer(u, weights, x, state, True)
-    assert relative_error(found, expected) < TOLERANCE[dtype]
+            expected_sums = layer.normed(h, expected * mask)
+    assert relative_error(torch.zeros_like(expected) + found, expected) < TOLERANCE[dtype]
+    for mine, other in zip(sums, expected_sums, strict=True):
+        assert relative_error(mine, other) < TOLERANCE[dtype]
     for mine, other in zip(found_state, expected_state, strict=True):
         assert relative_error(mine, other) < TOLERANCE[dtype]
 
@@ -152,6 +159,39 @@ LLAMA = ImplicitLlama3Config(
 EXPLICIT = ImplicitMamba2Config(
     vocab_size=97, hidden_size=64, num_hidden_layers=2, head_dim=32, state_size=32, is_implicit=False
 )
+
+
+def test_only_a_stack_without_gradient_leaves_a_norm_to_the_next_layer_and_equals_the_plain_one() -> None:
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("highest")
+    model = AutoModelForCausalLM.from_config(MAMBA).to(DEVICE).eval().backbone
+    for layer in model.layers:
+        torch.nn.init.uniform_(layer.mixer.norm.weight, 0.5, 1.5)
+    z, embedding, *masks = torch.randn(4, 3, 40, 64).to(DEVICE)
+    x = replace(model.stack_input(embedding, None, None, None), dropout_masks=tuple(masks))
+    first = model.layers[0]
+
+    def collected() -> list[Tensor]:
+        found: list[Tensor] = []
+        model.apply_stack(z, x, collect=found)
+        return found
+
+    with torch.no_grad():
+        assert isinstance(first(z, None, x, 0, False)[1], Unscaled)
+        found = collected()
+        with model.norm_f.register_forward_hook(lambda *_: None):
+            called = collected()
+        with kernels("torch"):
+            expected = collected()
+    with_gradient = collected()
+    for others in (called, expected, with_gradient):
+        for mine, other in zip(found, others, strict=True):
+            assert relative_error(mine, other.detach()) < 1e-5
+    assert isinstance(first(z, None, x, 0, False)[1], Tensor)
+    model.half()
+    with torch.no_grad():  # an fp16 product could overflow
+        x = model.stack_input(embedding.half(), None, None, None)
+        assert isinstance(first(z.half(), None, x, 0, False)[1], Tensor)
 
 
 @pytest.mark.parametrize("config", [MAMBA, LLAMA, EXPLICIT], ids=["mamba2", "llama3", "explicit"])
@@ -262,6 +302,28 @@ def test_a_sum_its_norm_and_their_gradients_equal_the_plain_ones(
             exact = sum_results(*(t.double() for t in given), dy.to(branch_dtype).double(), is_last)
         assert [t.dtype for t in found] == [dtype, branch_dtype, dtype, branch_dtype, torch.float32]
         errors = [relative_error(mine, other) for mine, other in zip(found, exact, strict=True)]
+        assert max(errors) < NORM_TOLERANCE[branch_dtype], errors
+
+
+@pytest.mark.parametrize("branch_dtype", NORM_TOLERANCE, ids=str)
+@pytest.mark.parametrize("parts", [1, 24])
+@pytest.mark.parametrize("rows", [(1,), (5, 7), (2, 2048)], ids=str)
+@pytest.mark.parametrize("width", [3, 48, 768, 2048, 16384])
+def test_a_sum_that_scales_its_branch_equals_the_plain_one(
+    width: int, rows: tuple[int, ...], parts: int, branch_dtype: torch.dtype
+) -> None:
+    h, branch, _, weight = norm_inputs(rows, width, torch.float32)
+    squares = torch.rand(*rows, parts, generator=torch.Generator().manual_seed(1)).to(DEVICE) * 100 / parts
+    for dtype in {torch.float32, branch_dtype}:
+        unscaled = Unscaled(branch.to(branch_dtype), squares, 64, EPS)
+        found = add_and_norm(h.to(dtype), unscaled, weight, EPS, branch_dtype)
+        exact = replace(unscaled, rows=unscaled.rows.double(), squares=squares.double())
+        with kernels("torch"):
+            expected = add_and_norm(h.to(dtype).double(), exact, weight.double(), EPS)
+            scaled = exact.rows * (squares.double().mean(-1, keepdim=True) * parts / 64 + EPS).rsqrt()
+        assert relative_error(expected[0], h.to(dtype).double() + scaled) < 1e-9
+        assert [t.dtype for t in found] == [dtype, branch_dtype]
+        errors = [relative_error(mine, other) for mine, other in zip(found, expected, strict=True)]
         assert max(errors) < NORM_TOLERANCE[branch_dtype], errors
 
 

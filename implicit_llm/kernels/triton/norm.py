@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
-from implicit_llm.kernels.triton.memory import wide
+from implicit_llm.kernels.triton.memory import load, wide
 from implicit_llm.kernels.triton.sums import sum_rows
 
 ENTRIES_PER_THREAD = 8  # 16 bytes of bf16, the widest load of a thread
@@ -26,15 +26,23 @@ STAGES = 3  # at most; the pipeline loads the rows of later iterations while it 
 STAGED_ENTRIES = 4096  # of x, gate and dy each, in at most 48 KiB of shared memory
 
 
+Scale = tuple[Tensor, int, float]  # squares, width and eps of `kernels.norm.Unscaled`
+
+
 def rms_norm(x_D: Tensor, gate_D: Tensor | None, weight_D: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
     """Implement `kernels.norm.rms_norm`. Views x and gate with gaps between their rows are not copied."""
     return _Norm.apply(x_D, gate_D, weight_D, eps, dtype)
 
 
 def add_and_norm(
-    h_D: Tensor, branch_D: Tensor, weight_D: Tensor, eps: float, dtype: torch.dtype
+    h_D: Tensor, branch_D: Tensor, weight_D: Tensor, eps: float, dtype: torch.dtype, scale: Scale | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Implement `kernels.norm.add_and_norm`: return the sum in the dtype of h, and its norm in `dtype`."""
+    """Implement `kernels.norm.add_and_norm`: return the sum in the dtype of h, and its norm in `dtype`.
+
+    With a scale, the branch has the rows of an `Unscaled`, and there is no gradient.
+    """
+    if scale is not None:
+        return _added_norm(h_D, branch_D, weight_D, eps, dtype, scale)
     return _AddedNorm.apply(h_D, branch_D, weight_D, eps, dtype)
 
 
@@ -58,7 +66,7 @@ class _Rows:
         self._how = {"ROWS": rows, "COLUMNS": columns, "STAGES": stages, "num_warps": warps}
         self._how |= {"IS_GATED": second is not None and not is_sum, "IS_SUM": is_sum}
 
-    def launch(self, kernel: Any, weight_D: Tensor, *others: Any) -> None:
+    def launch(self, kernel: Any, weight_D: Tensor, *others: Any, **constants: int) -> None:
         """Launch a kernel over the rows; `others` are tensors, then the arguments that follow the rows' strides."""
         if not self.programs:
             return
@@ -66,7 +74,7 @@ class _Rows:
         strides = self.x_TD.stride(0), self.second_TD.stride(0)
         kernel[(self.programs,)](
             self.x_TD, self.second_TD, weight_D.contiguous(), *tensors, *self.x_TD.shape, *strides,
-            *others[len(tensors) :], **self._how,
+            *others[len(tensors) :], **self._how, **constants,
         )  # fmt: skip
 
 
@@ -88,7 +96,7 @@ class _Norm(torch.autograd.Function):
         ctx.eps = eps
         rows = _Rows(x, gate, FORWARD_WARPS)
         y = torch.empty(x.shape, dtype=dtype, device=x.device)
-        rows.launch(_forward_kernel, weight_D, y, y, eps)
+        rows.launch(_forward_kernel, weight_D, y, y, y, eps, 1, 0.0, PARTS=0, ALL_PARTS=1)
         return y
 
     @staticmethod
@@ -105,10 +113,7 @@ class _AddedNorm(torch.autograd.Function):
     def forward(
         ctx: Any, h: Tensor, branch: Tensor, weight_D: Tensor, eps: float, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        rows = _Rows(h, branch, FORWARD_WARPS, is_sum=True)
-        total = torch.empty(h.shape, dtype=h.dtype, device=h.device)
-        y = torch.empty(h.shape, dtype=dtype, device=h.device)
-        rows.launch(_forward_kernel, weight_D, y, total, eps)
+        total, y = _added_norm(h, branch, weight_D, eps, dtype)
         ctx.save_for_backward(total, weight_D)
         ctx.eps, ctx.branch_dtype = eps, branch.dtype
         ctx.set_materialize_grads(False)
@@ -123,6 +128,20 @@ class _AddedNorm(torch.autograd.Function):
         narrow = None if dtotal is None or ctx.branch_dtype == total.dtype else ctx.branch_dtype
         dh, dbranch, dweight = _gradients(rows, total, narrow, weight_D, dy, ctx.eps)
         return dh, dh.to(ctx.branch_dtype) if dbranch is None else dbranch, dweight, None, None
+
+
+def _added_norm(
+    h: Tensor, branch: Tensor, weight_D: Tensor, eps: float, dtype: torch.dtype, scale: Scale | None = None
+) -> tuple[Tensor, Tensor]:
+    total = torch.empty(h.shape, dtype=h.dtype, device=h.device)
+    y = torch.empty(h.shape, dtype=dtype, device=h.device)
+    squares, width, scale_eps = (y, 1, 0.0) if scale is None else scale
+    parts = 0 if scale is None else squares.shape[-1]
+    _Rows(h, branch, FORWARD_WARPS, is_sum=True).launch(
+        _forward_kernel, weight_D, y, total, squares.contiguous(), eps, width, scale_eps,
+        PARTS=parts, ALL_PARTS=triton.next_power_of_2(max(parts, 1)),
+    )  # fmt: skip
+    return total, y
 
 
 def _gradients(
@@ -140,11 +159,13 @@ def _gradients(
 
 @triton.jit
 def _forward_kernel(
-    x_ptr, second_ptr, weight_ptr, y_ptr, sum_ptr,
-    rows, width, x_stride, second_stride, eps,
+    x_ptr, second_ptr, weight_ptr, y_ptr, sum_ptr, squares_ptr,
+    rows, width, x_stride, second_stride, eps, scale_width, scale_eps,
     IS_GATED: constexpr, IS_SUM: constexpr, ROWS: constexpr, COLUMNS: constexpr, STAGES: constexpr,
+    PARTS: constexpr, ALL_PARTS: constexpr,
 ):  # fmt: skip
-    column = tl.arange(0, COLUMNS)[None, :]
+    """Normalise rows, gated rows or sums; with `PARTS` > 0, scale the second summand (`kernels.norm.Unscaled`)."""
+    column, part = tl.arange(0, COLUMNS)[None, :], tl.arange(0, ALL_PARTS)[None, :]
     weight = wide(weight_ptr + column, column < width)
     for start in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
         row = (start + tl.arange(0, ROWS)).to(tl.int64)[:, None]
@@ -154,7 +175,11 @@ def _forward_kernel(
             gate = wide(second_ptr + row * second_stride + column, is_inside)
             x *= gate * tl.sigmoid(gate)
         if IS_SUM:
-            x += wide(second_ptr + row * second_stride + column, is_inside)
+            branch = wide(second_ptr + row * second_stride + column, is_inside)
+            if PARTS > 0:
+                squares = load(squares_ptr + row * PARTS + part, (row < rows) & (part < PARTS))
+                branch *= tl.rsqrt(tl.sum(squares, axis=1) / scale_width + scale_eps)[:, None]
+            x += branch
             rounded = x.to(sum_ptr.dtype.element_ty)
             tl.store(sum_ptr + row * width + column, rounded, is_inside)
             x = rounded.to(tl.float32)

@@ -13,6 +13,7 @@ from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from implicit_llm.kernels.norm import Branch
 from implicit_llm.kernels.selection import MAX_WIDTH, token_products_run_on_triton
 from implicit_llm.models.backbone import ImplicitModel
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
@@ -222,7 +223,7 @@ class Llama3Layer(Layer):
         # Padding with zeros does not change the result.
         return Llama3Weights(qkv, attn.o_proj.effective_weight(), *pad_mlp(gate_up, mlp.down_proj.effective_weight()))
 
-    def normed(self, h_BLD: Tensor, branch_BLD: Tensor | None) -> tuple[Tensor, Tensor]:
+    def normed(self, h_BLD: Tensor, branch_BLD: Branch | None) -> tuple[Tensor, Tensor]:
         return self.input_layernorm.of_sum(h_BLD, branch_BLD)
 
     def mixed(
@@ -231,8 +232,8 @@ class Llama3Layer(Layer):
         return self.self_attn(u_BLD, weights, x, state, return_state)
 
     def forward(
-        self, h_BLD: Tensor, branch_BLD: Tensor | None, x: StackInput, index: int, return_state: bool
-    ) -> tuple[Tensor, Tensor, LayerState | None]:
+        self, h_BLD: Tensor, branch_BLD: Branch | None, x: StackInput, index: int, return_state: bool
+    ) -> tuple[Tensor, Branch, LayerState | None]:
         h_BLD, branch_BLD, state = super().forward(h_BLD, branch_BLD, x, index, return_state)
         h_BLD, u_BLD = self.post_attention_layernorm.of_sum(h_BLD, branch_BLD)
         return h_BLD, self.mlp(u_BLD, x.weights[index]), state

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import initialization as init
 
+from implicit_llm.kernels.norm import Branch, Unscaled
 from implicit_llm.kernels.selection import (
     scan_runs_on_triton,
     search_runs_on_triton,
@@ -176,9 +177,8 @@ class Mamba2Mixer(nn.Module):
         else:
             is_fused = scan_runs_on_triton(projected_BLE, valid_BL, sizes, taps)
         if is_fused:
-            y_BLI, state = self._mix_in_one_kernel(projected_BLE, injection_BLE, weights, state, return_state)
-        else:
-            y_BLI, state = self._mix(added(projected_BLE, injection_BLE), weights, x, state, return_state)
+            return self._mix_in_one_kernel(projected_BLE, injection_BLE, weights, state, return_state)
+        y_BLI, state = self._mix(added(projected_BLE, injection_BLE), weights, x, state, return_state)
         return F.linear(y_BLI, weights.out_proj_DI), state
 
     def _mix(
@@ -188,7 +188,7 @@ class Mamba2Mixer(nn.Module):
         x: StackInput,
         state: LayerState | None,
         return_state: bool,
-    ) -> Mixed:
+    ) -> tuple[Tensor, LayerState | None]:
         """Apply the causal convolution, SSD and the gated norm to `projected_BLE`, which includes the injection.
 
         Return the result (B, L, I), and the layer's state after the last token (None without `return_state`).
@@ -227,8 +227,15 @@ class Mamba2Mixer(nn.Module):
         state: LayerState | None,
         return_state: bool,
     ) -> Mixed:
-        """Apply `_mix` to projected + injection with Triton kernels, without padding and gradients of the states."""
+        """Apply `_mix` and the out-projection to projected + injection with Triton kernels.
+
+        There must be no padding, and no state has a gradient. Without any gradient, the scale of the gated norm is left
+        to the sum after this layer; except in fp16, in which a product of rows that are not normed could overflow.
+        """
         assert self.conv1d.bias is not None
+        squares_BLH = None
+        if not torch.is_grad_enabled() and projected_BLE.dtype != torch.float16:
+            squares_BLH = projected_BLE.new_empty(*projected_BLE.shape[:2], self.heads, dtype=torch.float32)
         y_BLI, ssm_state = gated_scan(
             projected_BLE,
             injection_BLE,
@@ -236,16 +243,18 @@ class Mamba2Mixer(nn.Module):
             (self.head_dim, self.groups, self.state_size),
             state,
             return_state=return_state,
+            norm=None if squares_BLH is None else (self.norm.weight, squares_BLH),
         )
-        y_BLI = self.norm(y_BLI)
+        out_BLD = F.linear(self.norm(y_BLI) if squares_BLH is None else y_BLI, weights.out_proj_DI)
+        branch_BLD = out_BLD if squares_BLH is None else Unscaled(out_BLD, squares_BLH, self.inner, self.norm.eps)
         if ssm_state is None:
-            return y_BLI, None
+            return branch_BLD, None
         kept = weights.conv_CK.shape[1] - 1
         columns = slice(self.inner, self.inner + self.conv_channels)
         xBC = projected_BLE[:, -kept:, columns]
         if injection_BLE is not None:
             xBC = xBC + injection_BLE[:, -kept:, columns]
-        return y_BLI, (ssm_state, last_inputs(xBC.detach(), None if state is None else state[1], kept))
+        return branch_BLD, (ssm_state, last_inputs(xBC.detach(), None if state is None else state[1], kept))
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -277,7 +286,7 @@ class Mamba2Layer(Layer):
     def weights(self) -> Mamba2Weights | None:
         return self.mixer.weights() if touched_module(self) is None else None
 
-    def normed(self, h_BLD: Tensor, branch_BLD: Tensor | None) -> tuple[Tensor, Tensor]:
+    def normed(self, h_BLD: Tensor, branch_BLD: Branch | None) -> tuple[Tensor, Tensor]:
         return self.norm.of_sum(h_BLD, branch_BLD)
 
     def mixed(

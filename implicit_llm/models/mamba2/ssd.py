@@ -150,6 +150,7 @@ def gated_scan(
     state: tuple[Tensor, ...] | None,
     *,
     return_state: bool,
+    norm: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return silu(gate) * (SSD(silu(convolution)) + D x) of projected + injection, computed by Triton kernels.
 
@@ -157,7 +158,8 @@ def gated_scan(
     and the injection must be None; neither the given state nor the returned one then has a gradient.
     Args: projected holds gate (H P), channels to convolve (H P + 2 G N) and dt (H) side by side; sizes are (P, G, N);
         state is the SSM state (B, H, P, N) and the last K-1 inputs of the convolution (B, K-1, C) before the sequence,
-        None if it is empty.
+        None if it is empty; norm, only without gradients, is the weight (H P) of an RMS norm, by which the result is
+        also multiplied, and a tensor (B, L, H) in fp32, which receives each head's sum of squares before that product.
     Returns: (B, L, H P) in the dtype of `projected_BLE`; with `return_state` the SSM state after the last position in
         fp32, else None.
     """
@@ -170,9 +172,10 @@ def gated_scan(
         from implicit_llm.models.mamba2.triton.scan_backward import gated_mix
 
         assert injection_BLE is None
+        assert norm is None
         return gated_mix(mixer, state, return_state)
     from implicit_llm.models.mamba2.triton import scan as triton_scan
 
     if projected_BLE.shape[1] == 1 and state is not None:
-        return triton_scan.gated_token(mixer, state, return_state)
-    return triton_scan.gated_scan(mixer, state, return_state)
+        return triton_scan.gated_token(mixer, state, return_state, norm)
+    return triton_scan.gated_scan(mixer, state, return_state, norm)

@@ -69,6 +69,7 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         *((fused.test_a_norm_and_its_gradients_equal_the_plain_ones, (48, (5, 7), gated)) for gated in (False, True)),
         (fused.test_a_norm_before_products_is_the_one_in_fp32_rounded, ()),
         *((fused.test_a_sum_its_norm_and_their_gradients_equal_the_plain_ones, (48, (5, 7), last)) for last in (0, 1)),
+        (fused.test_a_sum_that_scales_its_branch_equals_the_plain_one, (48, (5, 7), 24)),
         *((layer.test_a_mixer_and_its_gradients_equal_the_formula, (length, NARROW)) for length in (2, 65)),
         *(
             (layer.test_a_mixer_after_a_carried_state_and_its_gradients_equal_the_formula, (length, NARROW))
@@ -92,6 +93,7 @@ def test_a_kernel_equals_the_slow_reference(check: Callable[..., None], case: tu
         (fused.test_x_may_be_a_slice_and_transposed, ()),
         (layer.test_rotation_takes_gradients_of_any_layout, ()),
         *((fused.test_a_mixer_in_one_kernel_equals_the_plain_one, (True, length, NARROW)) for length in (1, 50)),
+        (fused.test_only_a_stack_without_gradient_leaves_a_norm_to_the_next_layer_and_equals_the_plain_one, ()),
         (fused.test_the_fused_head_equals_its_logits, (100,)),
         (fused.test_a_small_factor_of_the_loss_keeps_its_digits_in_the_gradient_of_an_fp16_head, ()),
         *((fused.test_an_iteration_judged_by_kernels_equals_the_plain_rule, ((6, 8, 48), stop)) for stop in STOPS),
@@ -228,6 +230,7 @@ def compile_all(target: str) -> set[str]:
         for check, case in (
             (fused.test_a_norm_and_its_gradients_equal_the_plain_ones, (48, (5, 7), True)),
             (fused.test_a_sum_its_norm_and_their_gradients_equal_the_plain_ones, (48, (5, 7), False)),
+            (fused.test_a_sum_that_scales_its_branch_equals_the_plain_one, (48, (5, 7), 24)),
             (layer.test_a_mixer_and_its_gradients_equal_the_formula, (65, (64, 1, 128))),
             (fused.test_a_mixer_in_one_kernel_equals_the_plain_one, (True, 50, (64, 1, 128))),
             (fused.test_a_mixer_in_one_kernel_equals_the_plain_one, (True, 1, (64, 1, 128))),

@@ -6,6 +6,8 @@ In the products, channels come before positions (y^T = x^T scores^T), so that th
 and multiplied from registers; only the scores pass through shared memory. For a gradient (`scan_backward`) the
 kernel stores the states between chunks. A single token has its own kernel, which also convolves and needs no matrix
 units.
+Without a gradient, both kernels can do the work of the norm that follows: they multiply by its weight and write sums of
+squares, from which a later kernel computes its scale (`kernels.norm.Unscaled`).
 The plain PyTorch twin is `models.mamba2.model.Mamba2Mixer._mix`.
 
 Shapes: `B` batch, `L` length, `E` in-projection (gate I, convolved C = I + 2 G N, dt H), `I` = H P inner, `H` heads,
@@ -24,15 +26,17 @@ from implicit_llm.models.mamba2.triton.scan_inputs import Mixer, MixerInputs, ex
 WIDE_STATE = 64 * 128  # entries; larger states need the registers of twice as many warps
 
 
-def gated_scan(mixer: Mixer, state: tuple[Tensor, ...] | None, return_state: bool) -> tuple[Tensor, Tensor | None]:
+def gated_scan(
+    mixer: Mixer, state: tuple[Tensor, ...] | None, return_state: bool, norm: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor | None]:
     """Return silu(gate) * (SSD + D x) of projected + injection, (B, L, I), and the last SSM state in fp32 if requested.
 
     Args: state holds the SSM state (B, H, P, N) and the last K-1 inputs of the convolution (B, K-1, C) before the
-        sequence; None if it is empty.
+        sequence; None if it is empty. norm: see `models.mamba2.ssd.gated_scan`.
     """
     before_BHPN, before_BKC = (None, None) if state is None else state
     last_BHPN = _new_state(mixer) if return_state else None
-    return _scan(mixer, mixer_inputs(mixer, before_BKC), before_BHPN, last_BHPN), last_BHPN
+    return _scan(mixer, mixer_inputs(mixer, before_BKC), before_BHPN, last_BHPN, norm=norm), last_BHPN
 
 
 def gated_scan_for_gradient(
@@ -57,6 +61,7 @@ def _scan(
     before_BHPN: Tensor | None = None,
     last_BHPN: Tensor | None = None,
     kept_BSHPN: Tensor | None = None,
+    norm: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     projected_BLE, injection_BLE, weights, (width, _, size) = mixer
     batch, length, _ = projected_BLE.shape
@@ -65,8 +70,8 @@ def _scan(
     before, last, kept = (out if t is None else t.contiguous() for t in (before_BHPN, last_BHPN, kept_BSHPN))
     _scan_kernel[(heads, batch)](
         projected_BLE, projected_BLE if injection_BLE is None else injection_BLE, *inputs, weights.D_H, before, out,
-        last, kept, length, chunks,
-        **mixer.constants(), KEEP=kept_BSHPN is not None, HAS_STATE=before_BHPN is not None,
+        last, kept, *(norm or (out, out)), length, chunks,
+        **mixer.constants(), NORM=norm is not None, KEEP=kept_BSHPN is not None, HAS_STATE=before_BHPN is not None,
         RETURN_STATE=last_BHPN is not None, INJECT=injection_BLE is not None, IS_LONG=chunks > 1, PRECISION=precision(),
         num_warps=4 if width * size <= WIDE_STATE else 8,
         num_stages=1,  # prefetching a chunk into shared memory would leave no room for a second program
@@ -74,7 +79,9 @@ def _scan(
     return out
 
 
-def gated_token(mixer: Mixer, state: tuple[Tensor, ...], return_state: bool) -> tuple[Tensor, Tensor | None]:
+def gated_token(
+    mixer: Mixer, state: tuple[Tensor, ...], return_state: bool, norm: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor | None]:
     """Run `gated_scan` for one token after `state`."""
     projected_B1E, injection_B1E, weights, (width, groups, size) = mixer
     batch, _, columns = projected_B1E.shape
@@ -83,8 +90,8 @@ def gated_token(mixer: Mixer, state: tuple[Tensor, ...], return_state: bool) -> 
     _token_kernel[(mixer.heads, batch)](
         projected_B1E, projected_B1E if injection_B1E is None else injection_B1E, out, *weights,
         state[0].contiguous(), state[1].contiguous(),
-        out if last is None else last, mixer.heads, groups, len(weights.conv_CK), columns,
-        P=width, N=size, K=weights.conv_CK.shape[1], RETURN_STATE=return_state,
+        out if last is None else last, *(norm or (out, out)), mixer.heads, groups, len(weights.conv_CK), columns,
+        P=width, N=size, K=weights.conv_CK.shape[1], NORM=norm is not None, RETURN_STATE=return_state,
         INJECT=injection_B1E is not None, num_warps=4,
     )  # fmt: skip
     return out, last
@@ -103,9 +110,9 @@ def precision() -> str:
 @triton.jit
 def _scan_kernel(
     projected_ptr, injection_ptr, convolved_ptr, dt_ptr, logs_ptr, D_ptr, before_ptr, out_ptr, last_ptr, kept_ptr,
-    length, chunks,
+    norm_ptr, squares_ptr, length, chunks,
     HEADS: constexpr, GROUPS: constexpr, COLUMNS: constexpr, P: constexpr, N: constexpr,
-    Q: constexpr, KEEP: constexpr, HAS_STATE: constexpr, RETURN_STATE: constexpr, INJECT: constexpr,
+    Q: constexpr, NORM: constexpr, KEEP: constexpr, HAS_STATE: constexpr, RETURN_STATE: constexpr, INJECT: constexpr,
     IS_LONG: constexpr, PRECISION: constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
@@ -120,10 +127,13 @@ def _scan_kernel(
     injection_ptr += sequence * length * COLUMNS
     convolved_ptr += sequence * length * CHANNELS
     out_ptr += sequence * length * INNER
+    squares_ptr += sequence * length * HEADS + head
     dt_ptr += (sequence * chunks * HEADS + head) * Q
     logs_ptr += (sequence * chunks * HEADS + head) * Q
     of_state = (sequence * HEADS + head) * P * N + of_P[:, None] * N + of_N[None, :]
     D = tl.load(D_ptr + head).to(tl.float32)
+    if NORM:
+        norm_P = tl.load(norm_ptr + of_x).to(tl.float32)
     state_PN = tl.zeros((P, N), dtype=tl.float32)
     IS_SUMMED: constexpr = RETURN_STATE or IS_LONG
     if HAS_STATE and IS_SUMMED:
@@ -157,6 +167,9 @@ def _scan_kernel(
                 tl.store(to, state_PN, is_kept)
         y_QP = tl.trans(y_PQ) + D * x_QP.to(tl.float32)
         y_QP *= gate_QP * sigmoid(gate_QP)
+        if NORM:
+            tl.store(squares_ptr + t * HEADS, tl.sum(y_QP * y_QP, axis=1), t < length)
+            y_QP *= norm_P[None, :]
         tl.store(out_ptr + t[:, None] * INNER + of_x[None, :], y_QP, is_row)
     if RETURN_STATE:
         tl.store(last_ptr + of_state, state_PN)
@@ -196,8 +209,8 @@ def _token_channels(
 @triton.jit
 def _token_kernel(
     projected_ptr, injection_ptr, out_ptr, conv_ptr, bias_ptr, dt_bias_ptr, A_ptr, D_ptr, before_ptr, inputs_ptr,
-    last_ptr, heads, groups, num_channels, num_columns,
-    P: constexpr, N: constexpr, K: constexpr, RETURN_STATE: constexpr, INJECT: constexpr,
+    last_ptr, norm_ptr, squares_ptr, heads, groups, num_channels, num_columns,
+    P: constexpr, N: constexpr, K: constexpr, NORM: constexpr, RETURN_STATE: constexpr, INJECT: constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     sequence = tl.program_id(1).to(tl.int64)
@@ -222,6 +235,9 @@ def _token_kernel(
     y_P = tl.sum(state_PN * C_N[None, :], axis=1) + tl.load(D_ptr + head).to(tl.float32) * x_P
     gate_P = _injected(row_ptr, injected_ptr, head * P + of_P, INJECT)
     y_P *= gate_P * tl.sigmoid(gate_P)
+    if NORM:
+        tl.store(squares_ptr + sequence * heads + head, tl.sum(y_P * y_P, axis=0))
+        y_P *= tl.load(norm_ptr + head * P + of_P).to(tl.float32)
     tl.store(out_ptr + sequence * inner + head * P + of_P, y_P)
     if RETURN_STATE:
         tl.store(last_ptr + tile, state_PN)
