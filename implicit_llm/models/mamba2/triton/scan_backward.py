@@ -11,7 +11,7 @@ A program of `head` processes one head of one chunk and writes the gradients of 
 their gradients, chunks are independent.
 `group` computes the gradients of B and C in one chunk. One program processes all heads of a group and sums their
 contributions in registers.
-`dt` computes the gradients of dt, its bias and A in one chunk, from sums that `sweep` and `head` store.
+`dt` computes the gradients of dt, its bias and A in one chunk, from sums that `head` stores.
 The plain PyTorch twin is `models.mamba2.model.Mamba2Mixer._mix` with autograd.
 
 Shapes: `B` batch, `L` length, `E` in-projection (gate I, convolved C = I + 2 G N, dt H), `I` = H P inner, `H` heads,
@@ -94,24 +94,21 @@ def gated_scan_gradient(
     before = kept_BSHPN if before_BHPN is None else before_BHPN.contiguous()
     empty = partial(torch.empty, dtype=torch.float32, device=projected_BLE.device)
     rows, columns = empty(2, *dt_BSHQ.shape)
-    through, fed = torch.zeros(2, batch, chunks, heads, dtype=torch.float32, device=projected_BLE.device)
-    dper_head = empty(3, batch, chunks, heads)
+    later, dper_head = empty(batch, chunks, heads), empty(3, batch, chunks, heads)
     dout_BLI, dkept_BSHPN = dout_BLI.contiguous(), torch.empty_like(kept_BSHPN)
     dconvolved_BLC = torch.empty_like(convolved_BLC)
     known = mixer.constants()
-    has_state = before_BHPN is not None
-    tiles = {**known, "IS_LONG": chunks > 1, "HAS_STATE": has_state, "PRECISION": precision()}
+    tiles = {**known, "IS_LONG": chunks > 1, "HAS_STATE": before_BHPN is not None, "PRECISION": precision()}
     steps = (dt_BSHQ, logs_BSHQ)
     is_narrow = projected_BLE.element_size() == 2  # in fp32 one chunk fills the shared memory
     if chunks > 1:
         _sweep_kernel[(heads, batch)](
-            projected_BLE, convolved_BLC, dout_BLI, logs_BSHQ, before, kept_BSHPN, dkept_BSHPN, through, length, chunks,
-            **known, HAS_STATE=has_state, PRECISION=precision(), num_warps=SWEEP_WARPS,
-            num_stages=SWEEP_STAGES if is_narrow else 1,
+            projected_BLE, convolved_BLC, dout_BLI, logs_BSHQ, dkept_BSHPN, length, chunks,
+            **known, PRECISION=precision(), num_warps=SWEEP_WARPS, num_stages=SWEEP_STAGES if is_narrow else 1,
         )  # fmt: skip
     _head_kernel[(heads, chunks, batch)](
         projected_BLE, convolved_BLC, dout_BLI, *steps, weights.D_H, before, kept_BSHPN, dkept_BSHPN,
-        dprojected_BLE, dconvolved_BLC, rows, columns, fed, dper_head[2], length, chunks,
+        dprojected_BLE, dconvolved_BLC, rows, columns, later, dper_head[2], length, chunks,
         **tiles, num_warps=HEAD_WARPS, num_stages=1,
     )  # fmt: skip
     _group_kernel[(mixer.sizes[1], chunks, batch)](
@@ -120,7 +117,7 @@ def gated_scan_gradient(
         num_stages=GROUP_STAGES if is_narrow else 1,
     )  # fmt: skip
     _dt_kernel[(chunks, batch)](
-        projected_BLE, weights.dt_bias_H, weights.A_H, dt_BSHQ, rows, columns, through, fed, dprojected_BLE,
+        projected_BLE, weights.dt_bias_H, weights.A_H, dt_BSHQ, rows, columns, later, dprojected_BLE,
         *dper_head[:2], length, chunks,
         **known, ALL_HEADS=triton.next_power_of_2(heads), num_warps=DT_WARPS,
     )  # fmt: skip
@@ -129,9 +126,9 @@ def gated_scan_gradient(
 
 @triton.jit
 def _sweep_kernel(
-    projected_ptr, convolved_ptr, dout_ptr, logs_ptr, before_ptr, kept_ptr, dkept_ptr, through_ptr, length, chunks,
+    projected_ptr, convolved_ptr, dout_ptr, logs_ptr, dkept_ptr, length, chunks,
     HEADS: constexpr, GROUPS: constexpr, COLUMNS: constexpr, P: constexpr, N: constexpr,
-    Q: constexpr, HAS_STATE: constexpr, PRECISION: constexpr,
+    Q: constexpr, PRECISION: constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     sequence = tl.program_id(1).to(tl.int64)
@@ -146,7 +143,6 @@ def _sweep_kernel(
     convolved_ptr += sequence * length * CHANNELS
     dout_ptr += sequence * length * INNER
     logs_ptr += (sequence * chunks * HEADS + head) * Q
-    of_tile = of_P[:, None] * N + of_N[None, :]
     dstate_PN = tl.zeros((P, N), dtype=tl.float32)  # the gradient of the state before a chunk
     for back in range(chunks - 1):
         chunk = chunks - 1 - back
@@ -159,17 +155,9 @@ def _sweep_kernel(
         total = tl.load(logs_ptr + chunk * HEADS * Q + Q - 1)
         dread_QP = dout_QP * (gate_QP * sigmoid(gate_QP)) * exp2(logs_Q)[:, None]  # y = scores x + exp(logs) C before
         dread_PQ = tl.trans(dread_QP.to(kind))
-        dstate_PN *= exp2(total)
-        of_state = ((sequence * (chunks - 1) + chunk - 1) * HEADS + head) * P * N + of_tile
-        before_PN = tl.load(kept_ptr + of_state).to(tl.float32)
-        tl.store(through_ptr + (sequence * chunks + chunk) * HEADS + head, tl.sum(before_PN * dstate_PN))
-        dstate_PN = tl.dot(dread_PQ, C_QN, dstate_PN, input_precision=PRECISION)
-        tl.store(dkept_ptr + of_state, dstate_PN)
-    if HAS_STATE:
-        total = tl.load(logs_ptr + Q - 1)
-        of_before = (sequence * HEADS + head) * P * N + of_tile
-        before_PN = tl.load(before_ptr + of_before).to(kind).to(tl.float32)
-        tl.store(through_ptr + sequence * chunks * HEADS + head, tl.sum(before_PN * dstate_PN * exp2(total)))
+        dstate_PN = tl.dot(dread_PQ, C_QN, dstate_PN * exp2(total), input_precision=PRECISION)
+        of_state = ((sequence * (chunks - 1) + chunk - 1) * HEADS + head) * P * N
+        tl.store(dkept_ptr + of_state + of_P[:, None] * N + of_N[None, :], dstate_PN)
 
 
 @triton.jit
@@ -196,7 +184,7 @@ def _gate_gradient(y_QP, gate_QP, dout_QP, x_QP, D, kind: constexpr):
 @triton.jit
 def _head_kernel(
     projected_ptr, convolved_ptr, dout_ptr, dt_ptr, logs_ptr, D_ptr, before_ptr, kept_ptr, dkept_ptr,
-    dprojected_ptr, dconvolved_ptr, rows_ptr, columns_ptr, fed_ptr, dD_ptr, length, chunks,
+    dprojected_ptr, dconvolved_ptr, rows_ptr, columns_ptr, later_ptr, dD_ptr, length, chunks,
     HEADS: constexpr, GROUPS: constexpr, COLUMNS: constexpr, P: constexpr, N: constexpr,
     Q: constexpr, IS_LONG: constexpr, HAS_STATE: constexpr, PRECISION: constexpr,
 ):  # fmt: skip
@@ -229,11 +217,12 @@ def _head_kernel(
     dy_QP = (dout_QP * gate_QP * sigmoid(gate_QP)).to(kind)
     # Column and row sums come from the same rounded scores and dy, so that rounding cancels in their difference.
     scores_QQ = transposed_scores(B_QN, C_QN, dt_Q, logs_Q, steps, PRECISION).to(kind)
+    later = 0.0  # the sum of the state after the chunk times its gradient
     if IS_LONG:  # after = exp(total) before + (dt exp(total - logs) x)^T B
         dafter_PN = load(dkept_ptr + after + of_state, (chunk + 1 < chunks) & (of_state >= 0))
         dx_QP = tl.dot(B_QN, tl.trans(dafter_PN), input_precision=PRECISION)
         dx_QP *= (dt_Q * exp2(total - logs_Q))[:, None]
-        tl.store(fed_ptr + entry, tl.sum(dx_QP * x_QP.to(tl.float32)))
+        later = tl.sum(dx_QP * x_QP.to(tl.float32))
         dx_QP = tl.dot(scores_QQ, dy_QP, dx_QP, input_precision=PRECISION)
     else:
         dx_QP = tl.dot(scores_QQ, dy_QP, input_precision=PRECISION)
@@ -253,10 +242,13 @@ def _head_kernel(
             IS_LONG,
             HAS_STATE,
         )
+        if IS_LONG:
+            later += exp2(total) * tl.sum(before_PN.to(tl.float32) * dafter_PN.to(tl.float32))
         y_PQ = tl.dot(before_PN, tl.trans(C_QN), input_precision=PRECISION) * exp2(logs_Q)[None, :]
         y_QP = tl.trans(tl.dot(tl.trans(x_QP), scores_QQ, y_PQ, input_precision=PRECISION))
     else:
         y_QP = tl.trans(tl.dot(tl.trans(x_QP), scores_QQ, input_precision=PRECISION))
+    tl.store(later_ptr + entry, later)
     # These values are loaded again, because holding them in registers would spill other values.
     gate_QP, dout_QP, x_wide_QP = wide(at_gate, is_row), wide(at_dout, is_row), wide(at_x, is_row)
     dgate_QP, row_Q = _gate_gradient(y_QP, gate_QP, dout_QP, x_wide_QP, D, kind)
@@ -331,17 +323,17 @@ def _group_kernel(
 
 @triton.jit
 def _dt_kernel(
-    projected_ptr, dt_bias_ptr, A_ptr, dt_ptr, rows_ptr, columns_ptr, through_ptr, fed_ptr,
-    dprojected_ptr, ddt_bias_ptr, dA_ptr, length, chunks,
+    projected_ptr, dt_bias_ptr, A_ptr, dt_ptr, rows_ptr, columns_ptr, later_ptr, dprojected_ptr,
+    ddt_bias_ptr, dA_ptr, length, chunks,
     HEADS: constexpr, GROUPS: constexpr, COLUMNS: constexpr, P: constexpr, N: constexpr,
     Q: constexpr, ALL_HEADS: constexpr,
 ):  # fmt: skip
     """Compute the gradients of dt, its bias and A for all heads of one chunk of one sequence.
 
     The gradient of dt A at a position is the gradient that flows through its decay. Within the chunk this is the sum of
-    `rows` - `columns` from the position on. Two terms flow to later chunks, from the state before the chunk (`through`)
-    and from the chunk's inputs (`fed`). Sums over the rows of all later chunks would be equivalent, but in bf16 they
-    made the gradient of A ten times less accurate."""
+    `rows` - `columns` from the position on. All decays of the chunk also scale the state after it, from which `later`
+    comes back. Sums over the rows of all later chunks would be equivalent, but in bf16 they made the gradient of A ten
+    times less accurate."""
     chunk = tl.program_id(0)
     sequence = tl.program_id(1).to(tl.int64)
     steps, of_H = tl.arange(0, Q), tl.arange(0, ALL_HEADS)
@@ -351,12 +343,11 @@ def _dt_kernel(
     of_head = (entry + of_H)[None, :] * Q + steps[:, None]
     A_H = wide(A_ptr + of_H, is_head_H)
     dt_bias_H = wide(dt_bias_ptr + of_H, is_head_H)
-    through_H = load(through_ptr + entry + of_H, is_head_H)
-    through_H += load(fed_ptr + entry + of_H, is_head_H)
+    later_H = load(later_ptr + entry + of_H, is_head_H)
     row_QH = load(rows_ptr + of_head, is_head)
     column_QH = load(columns_ptr + of_head, is_head)
     dt_QH = load(dt_ptr + of_head, is_head)
-    through_QH = tl.cumsum(row_QH - column_QH, axis=0, reverse=True) + through_H[None, :]
+    through_QH = tl.cumsum(row_QH - column_QH, axis=0, reverse=True) + later_H[None, :]
     ddt_QH = through_QH * A_H[None, :] + tl.where(dt_QH > 0.0, column_QH / dt_QH, 0.0)
     t = chunk * Q + steps
     is_inside = (t < length)[:, None] & is_head
