@@ -343,6 +343,13 @@ def swiglu_runs_on_triton(gate_up: Tensor) -> bool:
     return _uses_triton() and _decide("swiglu", _unfit(gate_up))
 
 
+def shared_gradient_runs_on_triton(shared: Tensor) -> bool:
+    """Return whether one kernel sums the gradients of several uses of a tensor; only if it requires a gradient."""
+    if not (torch.is_grad_enabled() and shared.requires_grad and _uses_triton()):
+        return False
+    return _decide("sum of gradients", _unfit(shared))
+
+
 def softmax_runs_on_triton(logits_TU: Tensor) -> bool:
     return _uses_triton() and _decide("softmax", _unfit(logits_TU))
 

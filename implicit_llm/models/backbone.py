@@ -20,7 +20,7 @@ from implicit_llm.models.errors import PACKED, ModelConfigError
 from implicit_llm.models.layers import Injection, Layer, RMSNorm, added, touched_module
 from implicit_llm.models.pretrained import ImplicitPreTrainedModel
 from implicit_llm.models.runner import Runner
-from implicit_llm.models.stack import LayerState, Padding, Prefix, StackInput, refuse_lost_gradient
+from implicit_llm.models.stack import SHARED_BY, LayerState, Padding, Prefix, StackInput, refuse_lost_gradient
 from implicit_llm.solver.passes import Search, differentiated_steps, free_stats, unrolled_pass, with_gradient
 from implicit_llm.solver.stats import Block, SolverStats
 from implicit_llm_contracts.config.solver import AS_TRAINED, EvalMode, SolverConfig
@@ -131,11 +131,13 @@ class ImplicitModel(ImplicitPreTrainedModel):
         Returns: f(h), and a tuple of the layers' states after the block, which is empty without `return_states`.
         Raises: LostGradient; see `stack.refuse_lost_gradient`.
         """
-        states, branch_BLD = [], None
+        states, branch_BLD, rest = [], None, x
         for index, layer in enumerate(self.layers):
             if collect is not None:
                 collect.append(added(h_BLD, branch_BLD))
-            h_BLD, branch_BLD, state = layer(h_BLD, branch_BLD, x, index, return_states)
+            if index % SHARED_BY == 0:
+                *inputs, rest = rest.shared(min(SHARED_BY, len(self.layers) - index))
+            h_BLD, branch_BLD, state = layer(h_BLD, branch_BLD, inputs[index % SHARED_BY], index, return_states)
             refuse_lost_gradient(branch_BLD, layer, x)
             states.append(state)
         _, h_BLD = getattr(self, self._final_norm).of_sum(h_BLD, branch_BLD)

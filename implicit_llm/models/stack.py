@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from implicit_llm.kernels.norm import Branch
-from implicit_llm.kernels.selection import is_reference
+from implicit_llm.kernels.selection import is_reference, shared_gradient_runs_on_triton
 from implicit_llm.models.errors import REENTRANT, LostGradient
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 LayerState = tuple[Tensor, ...]  # one layer's converged state; every tensor has the batch first
 Mixed = tuple[Branch, LayerState | None]  # a layer's branch on a block and, if requested, its state after the block
+# The gradients of the injection are summed for so many layers at once. Until then each of them needs memory.
+SHARED_BY = 8
 
 
 @dataclass(frozen=True)
@@ -188,6 +190,22 @@ class StackInput:
         if rope is not None:
             rope = rope[0][:, start:end].contiguous(), rope[1][:, start:end].contiguous()
         return replace(self, **self._map(lambda t: t[:, start:end].contiguous()), rope=rope, prefix=prefix)
+
+    def shared(self, layers: int) -> list[StackInput]:
+        """Return this input for each of some layers, at most SHARED_BY, and then for the layers after them.
+
+        Call this right before the first of these layers runs. One kernel may then sum the injection's gradients.
+        """
+        injection_BLE = self.injection_BLE
+        if injection_BLE is None or layers == 1 or not shared_gradient_runs_on_triton(injection_BLE):
+            return [self] * (layers + 1)
+        from implicit_llm.kernels.triton.shared_input import aliases
+
+        found = [replace(self, injection_BLE=alias_BLE) for alias_BLE in aliases(injection_BLE, layers + 1)]
+        if self.rope is not None:
+            for x in found:  # all layers use one mask
+                x.__dict__["attention_mask"] = self.attention_mask
+        return found
 
     def extend_prefix(self, layers: tuple[LayerState, ...], length: int) -> Prefix:
         """Return the prefix of the next block, given the layers' states after the `length` tokens of this one."""

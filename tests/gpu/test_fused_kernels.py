@@ -1,10 +1,11 @@
 """Test that our Triton kernels equal their plain PyTorch twins over a grid of shapes."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
@@ -12,9 +13,11 @@ from implicit_llm import ImplicitLlama3Config, ImplicitMamba2Config
 from implicit_llm.kernels.linear_cross_entropy import linear_cross_entropy
 from implicit_llm.kernels.norm import Unscaled, add_and_norm, rms_norm
 from implicit_llm.kernels.selection import kernels
-from implicit_llm.models.backbone import StackMap
+from implicit_llm.models.backbone import ImplicitModel, StackMap
 from implicit_llm.models.cache import ConvergedStateCache
+from implicit_llm.models.layers import added
 from implicit_llm.models.runner import Runner
+from implicit_llm.models.stack import StackInput
 from implicit_llm.solver.fixed_point import Best
 from implicit_llm.solver.passes import Search, solve_blocks
 from implicit_llm.solver.residual import make_rule
@@ -64,6 +67,38 @@ def test_a_mixer_in_one_kernel_equals_the_plain_one(
         assert relative_error(mine, other) < TOLERANCE[dtype]
     for mine, other in zip(found_state, expected_state, strict=True):
         assert relative_error(mine, other) < TOLERANCE[dtype]
+
+
+class _Factor(nn.Module):
+    """A layer whose branch is its injection times a factor."""
+
+    def __init__(self, factor: Tensor) -> None:
+        super().__init__()
+        self.factor, self.given = factor, None
+
+    def forward(self, h: Tensor, branch: Tensor | None, x: StackInput, *_: object) -> tuple[Tensor, Tensor, None]:
+        self.given = x.injection_BLE
+        return added(h, branch), x.injection_BLE * self.factor, None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(3, 5, 401), (2, 2048, 3352)], ids=str)
+@pytest.mark.parametrize("layers", [1, 2, 8, 9, 20])
+def test_the_gradients_of_an_injection_are_summed_at_once(
+    layers: int, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    injection = torch.randn(shape, device=DEVICE).to(dtype).requires_grad_()
+    factors = torch.randn(layers, shape[-1], device=DEVICE).to(dtype)
+    norm = SimpleNamespace(of_sum=lambda h, branch: (None, h + branch))
+    stack = SimpleNamespace(layers=[_Factor(factor) for factor in factors], _final_norm="norm", norm=norm)
+    x, dy = StackInput((None,) * layers, injection), torch.randn(shape, device=DEVICE).to(dtype)
+    y, _ = ImplicitModel.apply_stack(stack, torch.zeros_like(injection), x)
+    assert (stack.layers[0].given is injection) == (layers == 1)
+    expected = sum(dy.double() * factor.double() for factor in factors)
+    found, again = (torch.autograd.grad(y, injection, dy, retain_graph=True)[0] for _ in range(2))
+    assert relative_error(found, expected) < 2 * torch.finfo(dtype).eps
+    assert torch.equal(found, again)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -68,6 +68,7 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     [
         *((fused.test_a_norm_and_its_gradients_equal_the_plain_ones, (48, (5, 7), gated)) for gated in (False, True)),
         (fused.test_a_norm_before_products_is_the_one_in_fp32_rounded, ()),
+        *((fused.test_the_gradients_of_an_injection_are_summed_at_once, (n, (3, 5, 401))) for n in (1, 2, 8, 9, 20)),
         *((fused.test_a_sum_its_norm_and_their_gradients_equal_the_plain_ones, (48, (5, 7), last)) for last in (0, 1)),
         (fused.test_a_sum_that_scales_its_branch_equals_the_plain_one, (48, (5, 7), 24)),
         *((layer.test_a_mixer_and_its_gradients_equal_the_formula, (length, NARROW)) for length in (2, 65)),
@@ -231,6 +232,7 @@ def compile_all(target: str) -> set[str]:
             (fused.test_a_norm_and_its_gradients_equal_the_plain_ones, (48, (5, 7), True)),
             (fused.test_a_sum_its_norm_and_their_gradients_equal_the_plain_ones, (48, (5, 7), False)),
             (fused.test_a_sum_that_scales_its_branch_equals_the_plain_one, (48, (5, 7), 24)),
+            (fused.test_the_gradients_of_an_injection_are_summed_at_once, (20, (3, 5, 401))),
             (layer.test_a_mixer_and_its_gradients_equal_the_formula, (65, (64, 1, 128))),
             (fused.test_a_mixer_in_one_kernel_equals_the_plain_one, (True, 50, (64, 1, 128))),
             (fused.test_a_mixer_in_one_kernel_equals_the_plain_one, (True, 1, (64, 1, 128))),

@@ -1,0 +1,68 @@
+"""Use a tensor several times, and sum its gradients in few passes over memory (imported only if Triton kernels run).
+
+For each further use, autograd adds the gradient to the sum so far: it loads two tensors and stores one. The kernel here
+loads each gradient once, adds in fp32 and rounds once. It adds the gradient of the last use first, as autograd does.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language import constexpr
+
+from implicit_llm.kernels.triton.memory import wide
+
+BLOCK, WARPS = 2048, 4  # a thread loads 32 bytes of each bf16 gradient
+
+
+def aliases(shared: Tensor, count: int) -> tuple[Tensor, ...]:
+    """Return `count` aliases of `shared`, at most nine, whose gradients are summed at once.
+
+    Until then, all of these gradients are in memory. Autograd sums them after the backward passes of all uses, and
+    before that of anything that ran before this call.
+    """
+    return _Aliases.apply(shared, count)
+
+
+class _Aliases(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, shared: Tensor, count: int) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        return tuple(shared.view_as(shared) for _ in range(count))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None]:
+        found = [gradient.contiguous() for gradient in reversed(gradients) if gradient is not None]
+        if len(found) < 2:
+            return (found[0] if found else None), None
+        out, size = torch.empty_like(found[0]), found[0].numel()
+        given = found + [out] * (9 - len(found))
+        _sum_kernel[(triton.cdiv(size, BLOCK),)](*given, out, size, COUNT=len(found), BLOCK=BLOCK, num_warps=WARPS)
+        return out, None
+
+
+@triton.jit
+def _sum_kernel(
+    a_ptr, b_ptr, c_ptr, d_ptr, e_ptr, f_ptr, g_ptr, h_ptr, i_ptr, out_ptr, size, COUNT: constexpr, BLOCK: constexpr
+):  # fmt: skip
+    entry = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    is_there = entry < size
+    total = wide(a_ptr + entry, is_there) + wide(b_ptr + entry, is_there)
+    if COUNT > 2:
+        total += wide(c_ptr + entry, is_there)
+    if COUNT > 3:
+        total += wide(d_ptr + entry, is_there)
+    if COUNT > 4:
+        total += wide(e_ptr + entry, is_there)
+    if COUNT > 5:
+        total += wide(f_ptr + entry, is_there)
+    if COUNT > 6:
+        total += wide(g_ptr + entry, is_there)
+    if COUNT > 7:
+        total += wide(h_ptr + entry, is_there)
+    if COUNT > 8:
+        total += wide(i_ptr + entry, is_there)
+    tl.store(out_ptr + entry, total, is_there)
