@@ -88,6 +88,12 @@ TINY_CASES = [
         f"total_steps: {10**10},",
         f"override.task.total_steps: {10**10} is not allowed; give an integer",
     ),
+    (
+        "num_samples: 64",
+        "num_samples: 7",
+        "runs.implicit.data: 's3' has 7 training sequences, fewer than batch_size, 8, so a batch would repeat some; "
+        "give more, or a smaller batch_size in override.task",
+    ),
     ("num_samples: 64", f"num_samples: {10**23}", f"train.num_samples: {10**23} is not allowed; give an integer"),
     ("tol: 0.1", f"max_iter: {10**7}", f"solver.max_iter: {10**7} is not allowed; give an integer from 1 to 1000000"),
     ("hidden_size: 16", "hidden_size: 1e23", "model.hidden_size: 1e+23 is not allowed; give an integer below"),
@@ -208,6 +214,7 @@ TINY_CASES += [
     ),
 ]
 LANGUAGE_CASES = [
+    ("train: {length: 32}", "train: {length: 32, tokens: 3200}", "runs.trunk.data: 'text' has 100 training sequences"),
     ("kind: catbabi", "kind: catbab", "data.babi.kind: there is no 'catbab'; did you mean 'catbabi'?"),
     ("vocab_size: 192", "vocab_sise: 192", "data.babi: unknown key 'vocab_sise'; did you mean 'vocab_size'?"),
     ("vocab_size: 512", "vocab_size: 70000", "data.text.vocab_size: 70000 is not allowed; give an integer"),
