@@ -19,7 +19,7 @@ from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.atomic import read_object
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
-from implicit_llm_workflow.planning.plan import DRIVER_RECORD, RESULTS, Plan, check_results
+from implicit_llm_workflow.planning.plan import DRIVER_RECORD, RESULTS, Plan, check_place, check_results
 from implicit_llm_workflow.project_dirs import SNAKEFILE, nearest_with
 
 Config = Annotated[
@@ -231,4 +231,5 @@ def make_plan(config: str, results: Path) -> Plan:
     experiment = load_experiment(experiment_path(file))
     if file != config and experiment.name != config:
         raise OptionError(f"{config}: {file} is called {experiment.name} by now; name the file, or {experiment.name}")
+    check_place(experiment, results)
     return Plan(experiment, results)

@@ -1,5 +1,6 @@
 """Build an experiment from its file and all files that it names, as frozen dataclasses."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -23,7 +24,6 @@ from implicit_llm_workflow.experiment_files.yaml_files import (
     fill_entry,
     matches,
     read_yaml,
-    shown_path,
 )
 
 RESERVED = ("benchmarks", "by-hand", "downloads", "reference")  # folders of results/ that are no experiments
@@ -135,7 +135,9 @@ def build_experiment(values: Mapping[str, Any], files: ConfigFiles) -> Experimen
     """Return an experiment from its values. Raises: UserError with one line that names file, key and fix."""
     source = files.source
     file = fill(ExperimentFile, values, source)
-    kinds = Kinds.read((shown_path(files.path.parent / name) for name in file.plugins), f"{source}: plugins")
+    folder = files.path.resolve().parent
+    # Identities have these paths, so they do not depend on how the path of the experiment was typed.
+    kinds = Kinds.read((Path(os.path.relpath(folder / name)) for name in file.plugins), f"{source}: plugins")
     data = {name: build_data_set(name, kinds.marked(item), source, kinds) for name, item in file.data.items()}
     runs = _runs(file, data, files, kinds)
     evaluations = {

@@ -12,7 +12,7 @@ from implicit_llm_contracts.errors import UserError
 from implicit_llm_workflow.estimates import CostModel
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
-from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.planning.plan import Plan, check_place
 from implicit_llm_workflow.project_dirs import trained_models
 from implicit_llm_workflow.text import MISSING, number_text, plain_table
 
@@ -58,7 +58,9 @@ def _listed(name: str, results: Path) -> Listed:
     comment = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
     about = " ".join(line.strip("# ") for line in comment).partition(". ")[0].rstrip(".")
     try:
-        plan = Plan(load_experiment(path), results)
+        experiment = load_experiment(path)
+        check_place(experiment, results)
+        plan = Plan(experiment, results)
     except UserError as error:
         return Listed(name, about, error=str(error))
     costs = CostModel(plan)
