@@ -21,6 +21,7 @@ from implicit_llm_workflow.experiment_files.yaml_files import (
     ConfigFiles,
     check_keys,
     check_patterns,
+    experiment_path,
     fill_entry,
     matches,
     read_yaml,
@@ -121,6 +122,17 @@ class Experiment:
 def load_experiment(path: Path) -> Experiment:
     """Read an experiment file. Raises: UserError with one line that names file, key and fix."""
     return build_experiment(read_yaml(path), ConfigFiles(path))
+
+
+def known_experiment(name: str, file: str) -> Experiment:
+    """Read the experiment that the user calls `name`. `file`: its path, or its name if `experiment_path` knows it.
+
+    Raises: UserError with one line that names file, key and fix, also if the file has another name than when it ran.
+    """
+    experiment = load_experiment(experiment_path(file))
+    if file != name and experiment.name != name:
+        raise ConfigError(f"{name}: {file} is called {experiment.name} by now; name the file, or {experiment.name}")
+    return experiment
 
 
 def planned_experiment(read: Mapping[str, Any]) -> Experiment:
