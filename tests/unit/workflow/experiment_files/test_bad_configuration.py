@@ -143,6 +143,21 @@ TINY_CASES = [
         "tol: 1.5",
         "runs.implicit.override.curriculum.free.solver.tol: 1.5 is not allowed; give a number above 0 and below 1",
     ),
+    (
+        "tol: 0.1",
+        "num_unroll: 2",
+        "runs.implicit.override.curriculum.free.solver.num_unroll: does nothing in the mode fixed_point; remove it",
+    ),
+    (
+        "steps: 4}",
+        "steps: 4, solver: {stop: token}}",
+        "override.curriculum.unrolled.solver.stop: does nothing in the mode unrolled; remove it",
+    ),
+    (
+        "eval_block_len: 4}",
+        "eval_block_len: 4}\n      - {name: other, eval_mode: sequential, eval_block_len: 8}",
+        "word-problem.modes[1].eval_block_len: does nothing in the mode sequential; remove it, or set eval_mode to",
+    ),
     ("tol: 0.1", "toll: 0.1", "runs.implicit.override.curriculum.free.solver: unknown key 'toll'; did you mean 'tol'?"),
     (
         "curriculum: explicit",
@@ -214,6 +229,7 @@ TINY_CASES += [
     ),
 ]
 LANGUAGE_CASES = [
+    ("trace_tokens: 64", "lengths: [32, 32]", "agreement.lengths: [32, 32] is not allowed; give a list with at least"),
     ("train: {length: 32}", "train: {length: 32, tokens: 3200}", "runs.trunk.data: 'text' has 100 training sequences"),
     ("kind: catbabi", "kind: catbab", "data.babi.kind: there is no 'catbab'; did you mean 'catbabi'?"),
     ("vocab_size: 192", "vocab_sise: 192", "data.babi: unknown key 'vocab_sise'; did you mean 'vocab_size'?"),
