@@ -229,6 +229,11 @@ TINY_CASES += [
     ),
 ]
 LANGUAGE_CASES = [
+    (
+        "protocols: [windowed, carried]",
+        "carried_max_tokens: 200",
+        "questions.carried_max_tokens: does nothing without the protocol carried; add it to protocols, or remove",
+    ),
     ("trace_tokens: 64", "lengths: [32, 32]", "agreement.lengths: [32, 32] is not allowed; give a list with at least"),
     ("train: {length: 32}", "train: {length: 32, tokens: 3200}", "runs.trunk.data: 'text' has 100 training sequences"),
     ("kind: catbabi", "kind: catbab", "data.babi.kind: there is no 'catbab'; did you mean 'catbabi'?"),

@@ -236,6 +236,10 @@ class CatbabiEvaluation(InModes):
     def __post_init__(self) -> None:
         is_lost = "carried" in self.protocols and any(mode.eval_mode == AS_TRAINED for mode in self.modes)
         refuse_if(is_lost, "protocols: carried needs a state, which the mode as_trained does not leave; use windowed")
+        refuse_if(
+            self.carried_max_tokens is not None and "carried" not in self.protocols,
+            "carried_max_tokens: does nothing without the protocol carried; add it to protocols, or remove the key",
+        )
 
 
 @dataclass(frozen=True)
