@@ -123,8 +123,8 @@ def answers(
     """Evaluate from sequence `start` on; yield (the next sequence's number, batch, result of `read`).
 
     ask: replaces the model, for example to run several modes; its argument is `input_ids`. The result is None for a
-    batch whose iteration became NaN or infinite. If a batch exceeds the memory, its and all later sequences are
-    evaluated in batches of half the size. Raises: EvaluationOutOfMemory, UnknownToken.
+    batch whose iteration became NaN or infinite. If a batch exceeds the memory, its and later sequences are evaluated
+    in batches of half the size, until a larger size is tried again. Raises: EvaluationOutOfMemory, UnknownToken.
     """
     job.model.eval()
     while start < job.num_samples:
@@ -143,6 +143,7 @@ def answers(
         except RuntimeError as error:
             job.batch_size.halve(error, job.where)
             continue
+        job.batch_size.grow(job.where)
         start += len(batch["input_ids"])
         yield start, batch, answer
 
@@ -186,12 +187,30 @@ class EvaluationOutOfMemory(UserError):
     """The smallest allowed batch does not fit into memory."""
 
 
+GOOD_BATCHES = 8  # in a row, before a halved size is doubled again
+
+
 @dataclass
 class EvaluationBatchSize:
-    """The number of sequences per batch, which is halved when memory runs out unless results depend on it."""
+    """The number of sequences per batch, which is halved when memory runs out unless results depend on it.
+
+    The memory may be short only for a while, for example beside a training job. A halved size is therefore doubled
+    again after GOOD_BATCHES batches, up to the first size. Each time that a doubled size fails, the next attempt waits
+    for twice as many batches, so failures become rare where the memory stays short.
+    """
 
     size: int
     is_fixed: bool = False
+
+    def __post_init__(self) -> None:
+        self._largest, self._wait, self._num_good, self._was_doubled = self.size, GOOD_BATCHES, 0, False
+
+    def grow(self, where: str) -> None:
+        """Count a batch that fitted; double a halved size after enough of them."""
+        self._num_good += 1
+        if self.size < self._largest and self._num_good >= self._wait:
+            self.size, self._num_good, self._was_doubled = min(2 * self.size, self._largest), 0, True
+            log.info("%s: trying batches of %d sequences again", where, self.size)
 
     def halve(self, error: RuntimeError, where: str) -> None:
         """Halve the size after an out-of-memory error.
@@ -206,6 +225,8 @@ class EvaluationBatchSize:
                 "batch_size where it belongs to the mode's stopping rule"
             ) from error
         self.size //= 2
+        self._wait *= 2 if self._was_doubled else 1
+        self._num_good, self._was_doubled = 0, False
         traceback.clear_frames(error.__traceback__)  # they hold the tensors of the failed attempt
         torch.cuda.empty_cache()
         log.warning("%s: out of memory, going on with batches of %d sequences", where, self.size)

@@ -124,7 +124,8 @@ def to_implicit(model: PreTrainedModel, solver: SolverConfig | Mapping[str, Any]
     From transformers, `model` may be a Llama or Mamba2. The injection is newly initialised. Weight normalisation splits
     each weight of the layers into g = ||v|| and v, so every layer still computes the same function. The whole model
     computes another one, because its layers now get the iterate z and the injection instead of the embedding. You must
-    train it. solver: None means the defaults of SolverConfig.
+    train it: call `train()` first, because the new model stays in the mode of `model`, and `from_pretrained` gives
+    evaluation mode. solver: None means the defaults of SolverConfig.
     Raises: TypeError for a model of another family; ModelConfigError for a setting that our layers do not support;
         ValueError for an implicit model; ConfigError for invalid solver settings.
     """
@@ -153,4 +154,4 @@ def to_implicit(model: PreTrainedModel, solver: SolverConfig | Mapping[str, Any]
             weights |= {f"{name}.v": torch.where(gain == 0, 1.0, weight), f"{name}.g": gain}
     implicit.load_state_dict(weights, strict=False)
     implicit.generation_config = copy.deepcopy(model.generation_config)
-    return implicit
+    return implicit.train(model.training)

@@ -19,7 +19,7 @@ from implicit_llm_data.shards import IGNORED_LABEL, Sequences
 
 
 class BatchSizeError(UserError):
-    """The global batch cannot be divided among processes and micro-batches."""
+    """The global batch exceeds the training set, or cannot be divided among processes and micro-batches."""
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,17 @@ def _mix(values: np.ndarray) -> np.ndarray:
 
 
 class StepSampler:
-    """A sampler that draws without replacement, one shuffled epoch after another; a batch may span several epochs."""
+    """A sampler that draws without replacement, one shuffled epoch after another; a batch may span two epochs.
+
+    Raises: BatchSizeError if the batch exceeds the training set, because every batch would repeat sequences.
+    """
 
     def __init__(self, num_samples: int, batch_size: int, seed: int) -> None:
+        if num_samples < batch_size:
+            raise BatchSizeError(
+                f"batch_size: {batch_size} sequences are more than the {num_samples} of the training set, so a batch "
+                "would repeat some; give a smaller batch_size or more data"
+            )
         self.num_samples, self.batch_size, self._seed = num_samples, batch_size, seed
         self._steps_at_once = max(1, _CACHED_SAMPLES // batch_size)
         self._chunk = lru_cache(maxsize=1)(self._chunk_of_steps)

@@ -62,6 +62,12 @@ def run(context: StageContext) -> StageResult:
     """Run an evaluation job: write metrics.json with a record for each token. Raises: UserError."""
     where = f"evaluate/{context.name}"
     config = context.settings(JacobianConfig)
+    for option in ("batch_size", "kernels"):
+        if context.runtime.get(option) not in (None, "auto"):
+            raise EvaluateInputError(
+                f"{where}: --{option.replace('_', '-')} does nothing, because Jacobians are computed by the reference "
+                "kernels, one token after another; leave it out"
+            )
     trained = context.given(MODEL_ROLE)
     role, dataset = _shortest(context)
     positions = positions_in(config, dataset.length)

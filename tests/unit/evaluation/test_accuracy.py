@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from implicit_llm.evaluation.answers import (
+    GOOD_BATCHES,
     EvaluationBatchSize,
     EvaluationJob,
     EvaluationOutOfMemory,
@@ -187,6 +188,36 @@ def test_batch_is_halved_until_it_fits_and_every_sample_counts_once(error: Runti
     assert size.size == 2
     assert rows.fetched == [8, 4, 2, 2, 2, 2, 2]
     assert (values["num_samples"], values["accuracy_token"]) == (10, 1.0)
+
+
+def test_a_halved_batch_grows_again_once_there_is_memory_and_no_result_changes() -> None:
+    rows, size = problems(num_rows=100), EvaluationBatchSize(8)
+    model = StandIn(fits=3, right_until=9)
+    forward, num_calls = model.forward, 0
+
+    def forward_beside_another_job(input_ids: torch.Tensor) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        model.fits = 3 if num_calls < 10 else 8
+        return forward(input_ids)
+
+    model.forward = forward_beside_another_job  # type: ignore[method-assign]
+    found = evaluate(model, rows, size)
+    assert rows.fetched == [8, 4, *[2] * GOOD_BATCHES, *[4] * GOOD_BATCHES, *[8] * 6, 4]
+    expected = evaluate(StandIn(right_until=9), problems(num_rows=100), EvaluationBatchSize(2))
+    np.testing.assert_array_equal(found.predictions_NL, expected.predictions_NL)
+    for key in ("accuracy_per_position", "accuracy_sequence", "f_evaluations_per_token", "num_samples"):
+        assert found.values[key] == expected.values[key]
+
+
+def test_a_size_that_never_fits_is_tried_less_and_less_often() -> None:
+    rows, size = problems(num_rows=500), EvaluationBatchSize(2)
+    evaluate(StandIn(fits=1), rows, size)
+    failed = [index - number for number, index in enumerate(np.flatnonzero(np.array(rows.fetched) == 2))]
+    assert failed == [0, *(GOOD_BATCHES * (2**count - 1) for count in range(1, 6))]  # batches that fitted before it
+    fixed = EvaluationBatchSize(4, is_fixed=True)
+    evaluate(StandIn(), problems(num_rows=100), fixed)
+    assert fixed.size == 4
 
 
 def test_the_tensors_of_a_batch_that_does_not_fit_are_freed_before_the_device_takes_back_its_memory(

@@ -28,8 +28,10 @@ from implicit_llm.evaluation.kinds.jacobian import measure, random_layer, steps
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.stage_context import Input
 from implicit_llm_data.shards import open_dataset
+from implicit_llm_jobs.stage import run_stage
+from tests.refusals import refused
 from tests.unit.evaluation import finished_runs
-from tests.unit.evaluation.finished_runs import records, summary, train_nothing, word_problems
+from tests.unit.evaluation.finished_runs import records, request, summary, train_nothing, word_problems
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +94,17 @@ def test_a_record_says_of_which_token_and_state_it_is(both: dict[str, Path], s3_
     assert sorted(len(r["entries"] or ()) for r in trained) == [0, 48]
     random = [r for r in records(both["explicit"]) if r["setting"] == "random layer"]
     assert [(r["seed"], r["data"], r["is_hard"], r["mode"]) for r in random] == [(0, None, None, "parallel")]
+
+
+@pytest.mark.parametrize("runtime", [{"kernels": "torch"}, {"batch_size": 4}])
+def test_an_option_of_the_machine_that_would_do_nothing_is_refused(
+    tmp_path: Path, s3_test: Path, runtime: dict[str, Any]
+) -> None:
+    inputs = {"model": train_nothing(tmp_path / "model", "explicit", "s3", 6, {}), "s3-test": s3_test}
+    asked = request(tmp_path / "evaluate", "evaluate", "s3-s7/free/jacobian", {"kind": "jacobian"}, inputs)
+    option = f"--{next(iter(runtime)).replace('_', '-')}"
+    with refused(f"evaluate/s3-s7/free/jacobian: {option} does nothing", EvaluateInputError):
+        run_stage(replace(asked, runtime=asked.runtime | runtime), stage.run)
 
 
 def test_hard_and_identity_tokens_have_means_of_their_own(tmp_path: Path, s3_test: Path) -> None:

@@ -26,7 +26,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from implicit_llm.evaluation import lm_eval_harness
-from implicit_llm.evaluation.answers import EvaluationBatchSize, EvaluationOutOfMemory, UnknownToken
+from implicit_llm.evaluation.answers import GOOD_BATCHES, EvaluationBatchSize, EvaluationOutOfMemory, UnknownToken
 from implicit_llm.evaluation.kinds import lm_eval as stage
 from implicit_llm.evaluation.kinds.lm_eval import TaskError, load_tasks
 from implicit_llm.evaluation.lm_eval_harness import (
@@ -188,6 +188,11 @@ def test_memory_that_runs_out_halves_the_batch_and_changes_no_answer() -> None:
     np.testing.assert_allclose(logprobs(lm), expected, rtol=1e-5, atol=1e-4)
     assert lm.cost.solver.num_tokens == alone.cost.solver.num_tokens  # what was tried again counts once
     assert lm.batches.size == 2
+    lm._model_call = call  # type: ignore[method-assign]
+    for _ in range(2 * GOOD_BATCHES):
+        np.testing.assert_allclose(logprobs(lm), expected, rtol=1e-5, atol=1e-4)
+    assert lm.batches.size == 8
+    lm._model_call = small_memory  # type: ignore[method-assign]
     lm.batches = EvaluationBatchSize(8, is_fixed=True)
     with pytest.raises(EvaluationOutOfMemory, match="stopping rule"):
         logprobs(lm)

@@ -291,6 +291,26 @@ def test_a_grouped_llama_becomes_implicit_and_its_modes_agree() -> None:
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("is_training", [True, False])
+@pytest.mark.parametrize("convert", [from_mamba2, from_llama, to_implicit, lambda ours: to_implicit(from_llama(ours))])
+def test_a_converted_model_stays_in_the_mode_of_its_model(convert: Callable[[Any], Any], is_training: bool) -> None:
+    theirs: Any = transformers_model() if convert is from_mamba2 else _llama()
+    converted = convert(theirs.train(is_training))
+    assert {module.training for module in converted.modules()} == {is_training}
+
+
+def test_a_loaded_model_is_in_evaluation_mode(tmp_path: Path) -> None:
+    write_original_mamba2(transformers_model(), tmp_path / "original", vocab_size=VOCAB)
+    to_implicit(_llama().train()).save_pretrained(tmp_path / "ours")
+    for load, folder in (
+        (load_original_mamba2, tmp_path / "original"),
+        (AutoModelForCausalLM.from_pretrained, tmp_path / "ours"),
+        (AutoModelForCausalLM.from_pretrained, PARITY / "mamba2-implicit"),
+        (load_foreign, tmp_path / "ours"),
+    ):
+        assert not any(module.training for module in load(folder).modules())
+
+
 EXPLICIT = ["mamba2-explicit", "llama3-explicit"]
 IMPLICIT = ["mamba2-implicit", "llama3-implicit"]
 

@@ -100,9 +100,10 @@ def test_the_seed_changes_the_order() -> None:
     assert not np.array_equal(StepSampler(1000, 64, seed=0).indices(0), StepSampler(1000, 64, seed=1).indices(0))
 
 
-def test_a_batch_larger_than_the_data_takes_samples_of_several_epochs() -> None:
-    indices = StepSampler(num_samples=3, batch_size=8, seed=0).indices(0)
-    assert np.bincount(indices, minlength=3).tolist() in ([3, 3, 2], [3, 2, 3], [2, 3, 3])
+def test_a_batch_larger_than_the_data_is_refused_because_it_would_repeat_sequences() -> None:
+    with refused("batch_size: 8 sequences are more than the 7 of the training set", BatchSizeError):
+        StepSampler(num_samples=7, batch_size=8, seed=0)
+    assert sorted(StepSampler(num_samples=8, batch_size=8, seed=0).indices(5)) == list(range(8))
 
 
 def test_the_order_is_the_same_on_every_machine() -> None:

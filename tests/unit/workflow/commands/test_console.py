@@ -228,8 +228,9 @@ def test_a_package_that_a_job_misses_is_named(
 
 
 def test_a_plugin_that_cannot_be_imported_is_named_by_its_job_and_by_status(
-    capsys: pytest.CaptureFixture[str], tiny: ExperimentFile
+    capsys: pytest.CaptureFixture[str], tiny: ExperimentFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tiny.path.parent)
     plugin = tiny.beside("lost.py", 'PLUGIN = {"groups": {"Own": 6}}\nimport helper_mod\n')
     tiny.edit("name: tiny", "name: tiny\nplugins: [lost.py]").edit("group: S3", "group: Own")
     key = "data/s3-train"

@@ -142,6 +142,20 @@ def test_experiments_and_trained_models_are_listed(capsys: pytest.CaptureFixture
     assert MODEL in output(capsys, "list")
 
 
+def test_an_experiment_of_another_folder_that_ran_here_is_listed(
+    capsys: pytest.CaptureFixture[str], tiny: ExperimentFile
+) -> None:
+    results = tiny.path.parent / "results"
+    for name in ("tiny", "former"):
+        write_json(results / name / DRIVER_RECORD, {"config": str(tiny.path)})
+    shown = json.loads(output(capsys, "list", "--results", str(results), "--json"))["experiments"]
+    found = {one["name"]: one for one in shown}
+    assert found.keys() == {*experiment_names(), "tiny", "former"}
+    assert (found["tiny"]["jobs"], found["tiny"]["error"]) == (len(tiny.plan().wanted), None)
+    assert "is called tiny by now; name the file" in found["former"]["error"]
+    assert "is named by its file, such as study/mine.yaml" in output(capsys, "list")
+
+
 def test_run_prints_the_command_of_snakemake_and_starts_it(tiny: ExperimentFile) -> None:
     folder = tiny.path.parent
     (folder / "Snakefile").write_text(f'include: "{ROOT / "Snakefile"}"\n')

@@ -138,11 +138,11 @@ def test_tokens_flops_and_disk_of_a_phase_are_those_of_hand_arithmetic(tiny: Exp
 def test_passes_over_limited_tokens_are_told_with_the_tokens(
     language: ExperimentFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = language.edit("train: {length: 32}", "train: {length: 32, tokens: 640}").plan()
+    plan = language.edit("train: {length: 32}", "train: {length: 32, tokens: 16384}").plan()
     (job, *_) = [job for job in training_estimates(plan, CostModel(plan)) if job.name.startswith("flat")]
-    assert (job.work.tokens, job.work.unique_tokens) == (1000 * 512 * 32, 640)
+    assert (job.work.tokens, job.work.unique_tokens) == (1000 * 512 * 32, 16384)
     shown = output(capsys, "estimate", str(language.path))
-    assert "16.4M (each 2.56e+04 x 640)" in shown
+    assert "16.4M (each 1e+03 x 16.4k)" in shown
 
 
 def test_a_target_takes_what_its_training_jobs_take(tiny: ExperimentFile, capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,6 +88,12 @@ TINY_CASES = [
         f"total_steps: {10**10},",
         f"override.task.total_steps: {10**10} is not allowed; give an integer",
     ),
+    (
+        "num_samples: 64",
+        "num_samples: 7",
+        "runs.implicit.data: 's3' has 7 training sequences, fewer than batch_size, 8, so a batch would repeat some; "
+        "give more, or a smaller batch_size in override.task",
+    ),
     ("num_samples: 64", f"num_samples: {10**23}", f"train.num_samples: {10**23} is not allowed; give an integer"),
     ("tol: 0.1", f"max_iter: {10**7}", f"solver.max_iter: {10**7} is not allowed; give an integer from 1 to 1000000"),
     ("hidden_size: 16", "hidden_size: 1e23", "model.hidden_size: 1e+23 is not allowed; give an integer below"),
@@ -136,6 +142,21 @@ TINY_CASES = [
         "tol: 0.1",
         "tol: 1.5",
         "runs.implicit.override.curriculum.free.solver.tol: 1.5 is not allowed; give a number above 0 and below 1",
+    ),
+    (
+        "tol: 0.1",
+        "num_unroll: 2",
+        "runs.implicit.override.curriculum.free.solver.num_unroll: does nothing in the mode fixed_point; remove it",
+    ),
+    (
+        "steps: 4}",
+        "steps: 4, solver: {stop: token}}",
+        "override.curriculum.unrolled.solver.stop: does nothing in the mode unrolled; remove it",
+    ),
+    (
+        "eval_block_len: 4}",
+        "eval_block_len: 4}\n      - {name: other, eval_mode: sequential, eval_block_len: 8}",
+        "word-problem.modes[1].eval_block_len: does nothing in the mode sequential; remove it, or set eval_mode to",
     ),
     ("tol: 0.1", "toll: 0.1", "runs.implicit.override.curriculum.free.solver: unknown key 'toll'; did you mean 'tol'?"),
     (
@@ -208,6 +229,13 @@ TINY_CASES += [
     ),
 ]
 LANGUAGE_CASES = [
+    (
+        "protocols: [windowed, carried]",
+        "carried_max_tokens: 200",
+        "questions.carried_max_tokens: does nothing without the protocol carried; add it to protocols, or remove",
+    ),
+    ("trace_tokens: 64", "lengths: [32, 32]", "agreement.lengths: [32, 32] is not allowed; give a list with at least"),
+    ("train: {length: 32}", "train: {length: 32, tokens: 3200}", "runs.trunk.data: 'text' has 100 training sequences"),
     ("kind: catbabi", "kind: catbab", "data.babi.kind: there is no 'catbab'; did you mean 'catbabi'?"),
     ("vocab_size: 192", "vocab_sise: 192", "data.babi: unknown key 'vocab_sise'; did you mean 'vocab_size'?"),
     ("vocab_size: 512", "vocab_size: 70000", "data.text.vocab_size: 70000 is not allowed; give an integer"),

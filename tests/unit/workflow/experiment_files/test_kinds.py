@@ -21,13 +21,14 @@ from implicit_llm_report.config import ReportConfig
 from implicit_llm_report.figures.svg import Figure
 from implicit_llm_report.registry import registry
 from implicit_llm_report.sections import figure_of
-from implicit_llm_workflow.experiment_files.experiment import Experiment
+from implicit_llm_workflow.experiment_files.experiment import Experiment, load_experiment
 from implicit_llm_workflow.planning.graph import PLANNED
+from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.rules.snakemake_rules import plan_from_snakemake, the_config_file
 from tests.pages import ROOT
 from tests.refusals import refused
 from tests.unit.report.sample_runs import given_of
-from tests.unit.workflow.experiments import TINY, ExperimentFile, real_plan
+from tests.unit.workflow.experiments import TINY, ExperimentFile, output, real_plan, refusal
 
 TABLES = (TASKS, EVALUATION_KINDS, GROUPS, FAMILIES, METHODS, STOPS)
 PLUGIN = """\
@@ -106,13 +107,45 @@ def test_a_name_of_two_plugins_is_refused(tmp_path: Path) -> None:
         file.load()
 
 
-def test_every_kind_of_a_plugin_is_in_the_identities_of_its_jobs_as_plain_text(tmp_path: Path) -> None:
-    plan = real_plan(experiment_in(tmp_path / "with", "group", "method", "mode", "evaluation", has_plugin=True))
+def test_every_kind_of_a_plugin_is_in_the_identities_of_its_jobs_as_plain_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = experiment_in(tmp_path / "with", "group", "method", "mode", "evaluation", has_plugin=True)
+    monkeypatch.chdir(tmp_path / "with")
+    plan = real_plan(file)
     texts = [plan.identity_text(node) for node in plan.nodes.values()]
     for name in ("Own", "own_method", "own_stop", "own_kind"):
         assert any(f'"{name}"' in text for text in texts)
     assert plan.code(plan.nodes["evaluate/implicit-s0/free/word-problem"]).module == "own"
     assert isinstance(next(iter(plan.experiment.kinds.plugins.values())), Plugin)
+
+
+def test_jobs_of_a_plugin_are_the_same_however_the_path_of_their_experiment_is_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = experiment_in(tmp_path / "with", "group", has_plugin=True)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    typed = (file.path, Path("../with/tiny.yaml"))
+    first, second = (Plan(load_experiment(path), Path("results")).identities for path in typed)
+    assert first["data/s3-train"].config[PLUGINS] == ["../with/own.py"]
+    assert first == second
+
+
+def test_a_plan_with_a_plugin_is_refused_outside_of_the_folder_of_its_results(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = experiment_in(tmp_path / "with", "group", has_plugin=True)
+    (tmp_path / "with" / "results").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for command in ("status", "gc"):
+        err = refusal(capsys, command, "with/tiny.yaml", "--results", "with/results")
+        assert (
+            "with/tiny.yaml: plugins: a job finds them by their paths relative to the folder that has results/" in err
+        )
+        assert f"; type `cd {file.path.parent}` first" in err
+    monkeypatch.chdir(tmp_path / "with")
+    assert "waiting" in output(capsys, "status", "tiny.yaml")
 
 
 def test_the_file_of_an_experiment_with_an_own_kind_of_evaluation_is_found_again(tmp_path: Path) -> None:

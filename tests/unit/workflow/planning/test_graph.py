@@ -131,8 +131,8 @@ def test_a_limit_of_the_training_tokens_changes_the_training_stream_and_what_rea
     language: ExperimentFile,
 ) -> None:
     before = language.plan().identities
-    plan = language.edit("train: {length: 32}", "train: {length: 32, tokens: 640}").plan()
-    assert plan.nodes["data/text-train"].config == NODES["data/text-train"][0] | {"tokens": 640}
+    plan = language.edit("train: {length: 32}", "train: {length: 32, tokens: 16384}").plan()
+    assert plan.nodes["data/text-train"].config == NODES["data/text-train"][0] | {"tokens": 16384}
     kept = {key for key, identity in before.items() if plan.identities[key] == identity}
     assert {key for key in kept if "babi" not in key} == {"data/text-tokenizer", "data/text-test", *SHARDS.values()}
 

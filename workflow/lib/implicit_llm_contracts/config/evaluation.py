@@ -10,7 +10,6 @@ from implicit_llm_contracts.config.fill import AsGiven
 from implicit_llm_contracts.config.solver import AS_TRAINED, STOPS, EvalMode, SolverConfig
 from implicit_llm_contracts.config.values import (
     DISTINCT,
-    SOME,
     BatchSize,
     Count,
     Iterations,
@@ -83,6 +82,10 @@ class ModeConfig(AsGiven):
                     getattr(self, key) is not None,
                     f"{key}: the mode as_trained takes all settings from training; remove it",
                 )
+        refuse_if(
+            self.eval_mode != "blockwise" and self.eval_block_len is not None,
+            f"eval_block_len: does nothing in the mode {self.eval_mode}; remove it, or set eval_mode to blockwise",
+        )
 
     @property
     def swept(self) -> tuple[str, float] | None:
@@ -233,6 +236,10 @@ class CatbabiEvaluation(InModes):
     def __post_init__(self) -> None:
         is_lost = "carried" in self.protocols and any(mode.eval_mode == AS_TRAINED for mode in self.modes)
         refuse_if(is_lost, "protocols: carried needs a state, which the mode as_trained does not leave; use windowed")
+        refuse_if(
+            self.carried_max_tokens is not None and "carried" not in self.protocols,
+            "carried_max_tokens: does nothing without the protocol carried; add it to protocols, or remove the key",
+        )
 
 
 @dataclass(frozen=True)
@@ -263,7 +270,7 @@ class DualityConfig(InModes):
     """
 
     kind: Literal["duality"]
-    lengths: Annotated[tuple[Count, ...], SOME] | None = None
+    lengths: Annotated[tuple[Count, ...], DISTINCT] | None = None
     max_tokens: Count | None = None
     trace_tokens: Count = 16384
     precision: Precision = "fp32"

@@ -162,14 +162,15 @@ def list_(
 ) -> None:
     """List the experiments, with what they take and how far they are, and the trained models of the package.
 
-    GPU-hours are those of training, by `implicit-llm estimate`. A dash means none, as after training on a CPU, or that
-    those of some jobs are unknown: `implicit-llm estimate NAME` shows which and why.
+    It lists the experiments in workflow/config/, and those in other folders that ran here. GPU-hours are those of
+    training, by `implicit-llm estimate`. A dash means none, as after training on a CPU, or that those of some jobs are
+    unknown: `implicit-llm estimate NAME` shows which and why.
 
     **Example**
 
         implicit-llm list
     """
-    experiments, models = listing.experiments(results), listing.models()
+    experiments, models = listing.experiments(options.experiments(results), results), listing.models()
     if as_json:
         options.print_json({"experiments": experiments, "models": models})
     else:

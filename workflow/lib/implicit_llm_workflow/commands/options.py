@@ -17,9 +17,9 @@ from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.errors import ConfigError, UserError
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.atomic import read_object
-from implicit_llm_workflow.experiment_files.experiment import load_experiment
+from implicit_llm_workflow.experiment_files.experiment import known_experiment, load_experiment
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
-from implicit_llm_workflow.planning.plan import DRIVER_RECORD, RESULTS, Plan, check_results
+from implicit_llm_workflow.planning.plan import DRIVER_RECORD, RESULTS, Plan, check_place, check_results
 from implicit_llm_workflow.project_dirs import SNAKEFILE, nearest_with
 
 Config = Annotated[
@@ -227,8 +227,6 @@ def make_plan(config: str, results: Path) -> Plan:
         raise OptionError(
             f"{results}: there is no such folder of results; {advice}, or name the folder by --results DIR"
         )
-    file = experiments(results).get(config, config)
-    experiment = load_experiment(experiment_path(file))
-    if file != config and experiment.name != config:
-        raise OptionError(f"{config}: {file} is called {experiment.name} by now; name the file, or {experiment.name}")
+    experiment = known_experiment(config, experiments(results).get(config, config))
+    check_place(experiment, results)
     return Plan(experiment, results)

@@ -12,6 +12,8 @@ from implicit_llm_contracts.errors import ConfigError, InvalidValue, refuse_if
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_workflow.experiment_files.yaml_files import check_keys
 
+# Settings without effect in a mode, in training and in the evaluation of the trained model.
+_IDLE = {"unrolled": ("method", "stop", "block_len"), "fixed_point": ("num_unroll",)}
 _TRAINING = [key for key in SolverConfig.__dataclass_fields__ if not key.startswith("eval_")]
 
 
@@ -75,6 +77,9 @@ def fill_phase(phase: Mapping[str, Any], at: str) -> PhaseEntry:
         check_keys(entry.solver.given, _TRAINING, f"{at}.solver")
         if "mode" not in entry.solver.given:
             raise ConfigError(f"{at}.solver: the key 'mode' is missing; add it, unrolled or fixed_point")
+        for key in _IDLE[entry.solver.mode]:
+            if key in entry.solver.given:
+                raise ConfigError(f"{at}.solver.{key}: does nothing in the mode {entry.solver.mode}; remove it")
     return entry
 
 

@@ -48,6 +48,11 @@ from implicit_llm_workflow.node import Node
 class _DataSet:
     """The base of all kinds of data sets; by default, a data set has no source jobs and no validation sets."""
 
+    @property
+    def num_train_sequences(self) -> int | None:
+        """The number of training sequences, or None if only the data job finds it out."""
+        return None
+
     def sources(self) -> Iterator[Node]:
         yield from ()
 
@@ -123,6 +128,10 @@ class WordProblem(_DataSet):
     def vocab_size(self) -> int:
         """The number of tokens, which are the elements of the product."""
         return product_order(self.group, self.monoid)
+
+    @property
+    def num_train_sequences(self) -> int:
+        return self.train.num_samples
 
     def train_node(self) -> Node:
         train = self.train
@@ -279,6 +288,10 @@ class LanguageModel(_DataSet):
     @property
     def validation_fraction(self) -> float:
         return 0.0 if self.validation is None else self.validation.fraction
+
+    @property
+    def num_train_sequences(self) -> int | None:
+        return None if self.train.tokens is None else self.train.tokens // self.train.length
 
     def train_node(self) -> Node:
         return self._stream_node("train", self.train.length, self.train.tokens)

@@ -1,5 +1,6 @@
 """Build an experiment from its file and all files that it names, as frozen dataclasses."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -20,10 +21,10 @@ from implicit_llm_workflow.experiment_files.yaml_files import (
     ConfigFiles,
     check_keys,
     check_patterns,
+    experiment_path,
     fill_entry,
     matches,
     read_yaml,
-    shown_path,
 )
 
 RESERVED = ("benchmarks", "by-hand", "downloads", "reference")  # folders of results/ that are no experiments
@@ -123,6 +124,17 @@ def load_experiment(path: Path) -> Experiment:
     return build_experiment(read_yaml(path), ConfigFiles(path))
 
 
+def known_experiment(name: str, file: str) -> Experiment:
+    """Read the experiment that the user calls `name`. `file`: its path, or its name if `experiment_path` knows it.
+
+    Raises: UserError with one line that names file, key and fix, also if the file has another name than when it ran.
+    """
+    experiment = load_experiment(experiment_path(file))
+    if file != name and experiment.name != name:
+        raise ConfigError(f"{name}: {file} is called {experiment.name} by now; name the file, or {experiment.name}")
+    return experiment
+
+
 def planned_experiment(read: Mapping[str, Any]) -> Experiment:
     """Return the experiment with these values of `Experiment.read`, whatever its YAML files contain by now.
 
@@ -135,7 +147,9 @@ def build_experiment(values: Mapping[str, Any], files: ConfigFiles) -> Experimen
     """Return an experiment from its values. Raises: UserError with one line that names file, key and fix."""
     source = files.source
     file = fill(ExperimentFile, values, source)
-    kinds = Kinds.read((shown_path(files.path.parent / name) for name in file.plugins), f"{source}: plugins")
+    folder = files.path.resolve().parent
+    # Identities have these paths, so they do not depend on how the path of the experiment was typed.
+    kinds = Kinds.read((Path(os.path.relpath(folder / name)) for name in file.plugins), f"{source}: plugins")
     data = {name: build_data_set(name, kinds.marked(item), source, kinds) for name, item in file.data.items()}
     runs = _runs(file, data, files, kinds)
     evaluations = {

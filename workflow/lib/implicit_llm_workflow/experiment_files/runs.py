@@ -172,6 +172,12 @@ class RunBuilder:
                 f"{where}.task: is for {task.task} data, data set {item.data!r} is {data.kind}; "
                 "name another task or another data set"
             )
+        known = data.num_train_sequences
+        if known is not None and known < task.batch_size:
+            raise ConfigError(
+                f"{where}.data: {item.data!r} has {known} training sequences, fewer than batch_size, "
+                f"{task.batch_size}, so a batch would repeat some; give more, or a smaller batch_size in override.task"
+            )
         model = self._model(item, where, layers)
         if "pretrained" not in model:
             model["vocab_size"] = data.vocab_size

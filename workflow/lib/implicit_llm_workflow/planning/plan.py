@@ -74,6 +74,19 @@ def check_file(experiment: Experiment, root: Path) -> None:
         )
 
 
+def check_place(experiment: Experiment, results: Path) -> None:
+    """Raise ConfigError if this process does not work in the folder of the results, and the experiment has plugins.
+
+    Identities have the paths of plugins relative to the working directory, so every result would seem to be missing.
+    """
+    folder = results.absolute().parent.resolve()
+    if experiment.kinds.plugins and folder.is_dir() and not folder.samefile(Path.cwd()):
+        raise ConfigError(
+            f"{experiment.source}: plugins: a job finds them by their paths relative to the folder that has "
+            f"{results.name}/; type `cd {shlex.quote(str(folder))}` first"
+        )
+
+
 class Plan:
     """The plan of an experiment, whose jobs and records are below `root`, which is `results` / <experiment>.
 

@@ -1,18 +1,19 @@
 """List all experiments, each with cost and state or the error in its file, and the trained models of the package."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from rich.table import Table
+from rich.console import RenderableType
+from rich.text import Text
 
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_workflow.estimates import CostModel
-from implicit_llm_workflow.experiment_files.experiment import load_experiment
-from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
-from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.experiment_files.experiment import known_experiment
+from implicit_llm_workflow.experiment_files.yaml_files import experiment_path
+from implicit_llm_workflow.planning.plan import Plan, check_place
 from implicit_llm_workflow.project_dirs import trained_models
 from implicit_llm_workflow.text import MISSING, number_text, plain_table
 
@@ -47,18 +48,20 @@ class TrainedModel:
     accuracy: str
 
 
-def experiments(results: Path) -> list[Listed]:
-    """Return all experiments of the working directory and of the project: cheapest first, those with errors last."""
-    found = [_listed(name, results) for name in sorted(experiment_names())]
+def experiments(known: Mapping[str, str], results: Path) -> list[Listed]:
+    """Return the experiments in `known`, which maps names to files or names: cheapest first, those with errors last."""
+    found = [_listed(name, known[name], results) for name in sorted(known)]
     return sorted(found, key=lambda one: (one.error is not None, one.gpu_hours, one.jobs))
 
 
-def _listed(name: str, results: Path) -> Listed:
-    path = experiment_path(name)
+def _listed(name: str, file: str, results: Path) -> Listed:
+    path = experiment_path(file)
     comment = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
     about = " ".join(line.strip("# ") for line in comment).partition(". ")[0].rstrip(".")
     try:
-        plan = Plan(load_experiment(path), results)
+        experiment = known_experiment(name, file)
+        check_place(experiment, results)
+        plan = Plan(experiment, results)
     except UserError as error:
         return Listed(name, about, error=str(error))
     costs = CostModel(plan)
@@ -76,13 +79,14 @@ def models() -> list[TrainedModel]:
     return [TrainedModel(name, values["task"], values["kind"], values["accuracy"]) for name, values in about]
 
 
-def tables(experiments: Sequence[Listed], models: Sequence[TrainedModel]) -> Iterator[Table]:
-    """Yield a table of the experiments and a table of the trained models."""
+def tables(experiments: Sequence[Listed], models: Sequence[TrainedModel]) -> Iterator[RenderableType]:
+    """Yield a table of the experiments, how to name others, and a table of the trained models."""
     numbers = ("jobs", "done", "GPU-hours")
     rows = []
     for one in experiments:
         hours = number_text(one.gpu_hours, 3) if one.gpu_hours and not one.has_unknown else MISSING
         rows.append((one.name, str(one.jobs), str(one.done), hours, one.error or one.about))
     yield plain_table("experiment", *numbers, "what it is", rows=rows, right=numbers)
+    yield Text("An experiment in another folder is named by its file, such as study/mine.yaml, until it ran here.\n")
     trained = ((model.name, model.task, model.accuracy) for model in models)
     yield plain_table("trained model", "task", "accuracy", rows=trained)
