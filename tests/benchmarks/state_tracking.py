@@ -13,6 +13,7 @@ Without a GPU the rows are tiny and show that they work.
 """
 
 import argparse
+import sys
 import time
 from typing import Any
 
@@ -53,11 +54,7 @@ class Words:
 
 def main() -> None:
     arguments = {
-        "rows": {
-            "nargs": "*",
-            "default": ["training", "evaluation"],
-            "choices": ("training", "explicit", "evaluation"),
-        },
+        "rows": {"nargs": "*", "default": ["training", "evaluation"], "help": ", ".join(ROWS)},
         "--layers": {"type": int, "default": 16, "help": "of the explicit model"},
         "--length": {"type": int, "default": 16384, "help": "tokens of the sequences that are evaluated"},
         "--sequences": {"type": int, "default": 256, "help": "sequences that are evaluated"},
@@ -65,6 +62,8 @@ def main() -> None:
     }
     options, rows = options_of(__doc__, arguments | OF_STEPS), []
     for name in options.rows:
+        if name not in ROWS:
+            sys.exit(f"no such row: {name}; rows: {', '.join(ROWS)}")
         rows.append({"row": name} | ROWS[name](options))
         show(rows[-1:], name)
         keep(options.out, rows)

@@ -1,6 +1,7 @@
 """Times, memory and rates on the pages: those of results/benchmarks."""
 
 import re
+from math import exp, log
 from statistics import fmean
 
 import pytest
@@ -35,10 +36,10 @@ TRAINING = {
 }
 
 
-@pytest.mark.parametrize("row", [row for row in TRAINING if row.startswith(("mamba2", "llama3-130m"))])
-def test_the_parts_of_a_training_step_are_the_profiled_ones(row: str) -> None:
-    table = read("docs/performance.md").partition("The profiler attributes")[2].partition("two kernels")[0]
-    (parts,) = (found["kernels_ms"] for found in benchmark("training-profile")["rows"] if found["row"] == row)
+@pytest.mark.parametrize("found", benchmark("training-profile")["rows"], ids=lambda found: found["row"])
+def test_the_parts_of_a_training_step_are_the_profiled_ones(found: dict) -> None:
+    table = read("docs/performance.md").partition("The profiler attributes")[2].partition("before | here")[0]
+    row, parts = found["row"], found["kernels_ms"]
     kinds = ["products", "scan, forward", "scan, gradient", "attention", "norms", "additions, casts and sums"]
     rest = sum(ms for kind, ms in parts.items() if kind not in kinds)
     wanted = [digits(parts[kind]) if kind in parts else None for kind in kinds]
@@ -70,18 +71,72 @@ def test_a_training_step_is_the_measured_one(row: str) -> None:
     assert here == rounded(ms)
     assert ratio == pytest.approx(theirs / ms, rel=0.03)
     if "before_ms" in ours:
-        table = read("docs/performance.md").partition("two kernels")[2]
+        table = read("docs/performance.md").partition("before | here")[2]
         assert [*map(float, cells(table, TRAINING[row]))] == [rounded(ours["before_ms"]), rounded(ms)]
 
 
-def test_the_memory_of_the_series_is_the_measured_one() -> None:
-    page = " ".join(read("docs/performance.md").split())
-    phantom, series, of_llama, series_of_llama = benchmark("series-gradient", "h100")["rows"]
-    for before, after in ((phantom, series), (of_llama, series_of_llama)):
-        assert (before["solver"]["gradient"], after["solver"]["gradient"]) == ("phantom", "series")
-        assert before["losses"][0] == after["losses"][0]
-        ms, gib = ([digits(row[key]) for row in (before, after)] for key in ("ms", "peak_gib"))
-        assert f"from {ms[0]:g} to {ms[1]:g} ms and from {gib[0]:g} to {gib[1]:g} GiB" in page
+@pytest.mark.parametrize("card", ["h100", "h200"])
+def test_the_time_and_memory_of_the_series_are_the_measured_ones(card: str) -> None:
+    page, rows = read("docs/performance.md"), benchmark("series-gradient", card)["rows"]
+    for before, after in zip(rows[::2], rows[1::2], strict=True):
+        assert [row["solver"].get("gradient", "phantom") for row in (before, after)] == ["phantom", "series"]
+        assert before["losses"][0] == pytest.approx(after["losses"][0], abs=1e-4)
+        model = {"mamba2": "Mamba2", "llama3": "Llama"}[before["row"].split("-")[0]]
+        name = f"{model} {before['row'].split('-')[1].upper()}, {before['solver']['max_iter']} iterations"
+        shown = cells(page, name, {"h100": "H100, earlier", "h200": "H200"}[card])
+        assert [*map(float, shown)] == [rounded(row[key]) for key in ("ms", "peak_gib") for row in (before, after)]
+
+
+def test_the_changes_of_kernels_save_what_the_page_says() -> None:
+    page, kept = " ".join(read("docs/performance.md").split()), benchmark("kernel-changes")
+    steps = {(row["changes"].partition(" ")[0], row["row"]): row["ms"] for row in kept["rows"]}
+    free, bounded = "mamba2-130m-implicit", "mamba2-130m-pretrain"
+    assert f"{rounded(steps['before', free]):g} to {rounded(steps['the', free]):g} ms for Mamba2 130M free" in page
+    assert (
+        f"{rounded(steps['before', bounded]):g} to {rounded(steps['sweep', bounded]):g} ms for Mamba2 130M (4+1)"
+        in page
+    )
+    streams = {row["changes"]: row["ms"] for row in kept["rows"] if row["row"] == free and row["changes"][:3] == "all"}
+    fp32, bf16 = streams.values()
+    assert f"saved {100 * (1 - bf16 / fp32):.1f} %" in page
+    first, last, rounded_first = (
+        row["residual"]
+        for iterations, stream in ((16, "fp32"), (32, "fp32"), (16, "bf16"))
+        for row in kept["residuals"]
+        if (row["model"], row["iterations"], row["stream"]) == (free, iterations, stream)
+    )
+    assert f"Mamba2 was {100 * (rounded_first / first - 1):.1f} % higher" in page
+    rate = log(first / last) / 16
+    assert f"reduces it by {100 * (1 - exp(-rate)):.0f} %" in page
+    assert f"need {log(rounded_first / first) / rate:.1f} iterations of 16 more" in page
+    before, product, sweep, _ = (row for row in kept["mixers"] if row["shape"].startswith("8 x"))
+    us = {
+        name: {kernel: 1e3 * ms for kernel, ms in row["forward and backward"]["kernels_ms"].items()}
+        for name, row in (("before", before), ("sweep", sweep), ("here", benchmark("mixer")["rows"][0]))
+    }
+    scan = [1e3 * row["forward"]["kernels_ms"]["scan_kernel"] for row in (before, product)]
+    assert "slower, {:.0f} to {:.0f} us".format(*scan) in page
+    inputs = 1e3 * before["forward"]["kernels_ms"]["inputs_kernel"]
+    here = sum(
+        1e3 * benchmark("mixer")["rows"][0]["forward"]["kernels_ms"][k] for k in ("convolution_kernel", "decay_kernel")
+    )
+    assert f"dt has its own kernel: {inputs:.0f} to {here:.0f} us" in page
+    head = us["sweep"]["head_kernel"] - us["before"]["head_kernel"]
+    sweeps = us["before"]["sweep_kernel"], us["sweep"]["sweep_kernel"]
+    assert "{:.0f} to {:.0f} us, while the kernel after it takes {:.0f} us more".format(*sweeps, head) in page
+
+
+def test_what_a_second_gpu_adds_to_a_step_is_the_measured_time() -> None:
+    page, rows = read("docs/pretraining.md"), benchmark("gradient-sums")["rows"]
+    for family, config in (("Llama", "llama3-130m-explicit"), ("Mamba2", "mamba2-130m-explicit")):
+        found = [row["ms"] for row in rows if (row["config"], row["sums"]) == (config, "without a copy")]
+        assert [*map(float, cells(page, f"explicit {family}"))] == [*map(rounded, found)]
+    few = [row["added_ms"] for row in rows if (row["nccl_max_ctas"], row["bucket_mib"]) == (4, 25)]
+    assert f"add {min(few):.1f} to {max(few):.1f} ms" in " ".join(page.split())
+    places = benchmark("gradient-sums")["places"]
+    alone, *_ = (row["ms"] for row in places)
+    after = [row["ms"] - alone for row in places if row["sums"].startswith("after")]
+    assert f"Sums after the graph add {min(after):.1f} to {max(after):.1f} ms" in " ".join(page.split())
 
 
 def test_state_tracking_in_short_blocks_is_the_measured_one() -> None:
