@@ -203,7 +203,8 @@ class EvaluationBatchSize:
     is_fixed: bool = False
 
     def __post_init__(self) -> None:
-        self._largest, self._wait, self._num_good, self._was_doubled = self.size, GOOD_BATCHES, 0, False
+        self._largest, self._wait = self.size, GOOD_BATCHES
+        self._num_good, self._was_doubled = 0, False
 
     def grow(self, where: str) -> None:
         """Count a batch that fitted; double a halved size after enough of them."""
@@ -225,7 +226,8 @@ class EvaluationBatchSize:
                 "batch_size where it belongs to the mode's stopping rule"
             ) from error
         self.size //= 2
-        self._wait *= 2 if self._was_doubled else 1
+        if self._was_doubled:
+            self._wait *= 2
         self._num_good, self._was_doubled = 0, False
         traceback.clear_frames(error.__traceback__)  # they hold the tensors of the failed attempt
         torch.cuda.empty_cache()

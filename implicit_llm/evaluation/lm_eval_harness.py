@@ -70,8 +70,8 @@ class ImplicitLM(HFLM):
         `tokenizer`: a tokenizer, its folder or file, or the run directory of a data set's tokenizer; None means the one
         in the folder of the model. `eval_*`: changes to the solver of an implicit model, as in an evaluation's `modes`.
         `batch_size`: the number of requests per forward pass; None and "auto" mean `max_batch_size`, or
-        else DEFAULT_BATCH_SIZE. It is halved when log-likelihoods run out of memory, unless results depend on it, and
-        doubled again after requests of enough other lengths.
+        else DEFAULT_BATCH_SIZE. It is halved when log-likelihoods run out of memory, unless results depend on it. It is
+        doubled again after the requests of several lengths have fitted (see `EvaluationBatchSize`).
         `kernels`: a KernelChoice for a model that is loaded here, such as auto. Other options are those of HFLM.
     If `pretrained` is a model, its solver is changed in place.
     Raises: SolverSettingError or InvalidValue for a setting of the solver, TokenizerMissing, KernelsUnavailable,

@@ -17,11 +17,12 @@ from implicit_llm.kernels import selection
 
 @dataclass(frozen=True, eq=False)
 class Unscaled:
-    """A branch without gradient whose rows have yet to be divided by the root mean square of other rows.
+    """A branch without gradient whose rows must still be divided by a root mean square each.
 
-    A product with a weight commutes with this factor. So the RMS norm before the last product of a branch can be moved
-    into the sum that follows the product, where `add_and_norm` loads the branch anyway.
-    rows (..., D); squares (..., S), fp32: parts of the sum of squares of `width` entries; eps: that of the norm.
+    This number is that of the RMS norm before the branch's last product. The product commutes with the division, which
+    can therefore move into the sum after the product, where `add_and_norm` loads the branch anyway.
+    rows (..., D): the branch before the division. squares (..., S), fp32: parts of the sum of squares of the `width`
+        entries that are normed. eps: that of the norm.
     """
 
     rows: Tensor

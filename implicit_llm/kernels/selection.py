@@ -344,7 +344,7 @@ def swiglu_runs_on_triton(gate_up: Tensor) -> bool:
 
 
 def shared_gradient_runs_on_triton(shared: Tensor) -> bool:
-    """Return whether one kernel sums the gradients of several uses of a tensor; only if it requires a gradient."""
+    """Return whether one kernel sums the gradients of several uses of a tensor; false if it requires no gradient."""
     if not (torch.is_grad_enabled() and shared.requires_grad and _uses_triton()):
         return False
     return _decide("sum of gradients", _unfit(shared))

@@ -218,10 +218,10 @@ def sharing_weights(
     taken: Sequence[str],
     **fields: Any,
 ) -> ImplicitForCausalLM:
-    """Return an explicit model of the class `cls` that shares weights and mode with `model`, a model of transformers.
+    """Return an explicit model of the class `cls` that shares its weights with `model`, a model of transformers.
 
-    The weights must have the same names in both classes. The configuration has the fields that TAKEN and `taken` name,
-    copied from `model.config`, and the given `fields`.
+    It starts in the mode of `model`, training or evaluation. The weights must have the same names in both classes. The
+    configuration has the fields that TAKEN and `taken` name, copied from `model.config`, and the given `fields`.
     Raises: ModelConfigError if a setting has another value in `model.config` than in `fixed`, because the layers of
         `model` then differ from ours.
     """

@@ -124,7 +124,7 @@ def to_implicit(model: PreTrainedModel, solver: SolverConfig | Mapping[str, Any]
     From transformers, `model` may be a Llama or Mamba2. The injection is newly initialised. Weight normalisation splits
     each weight of the layers into g = ||v|| and v, so every layer still computes the same function. The whole model
     computes another one, because its layers now get the iterate z and the injection instead of the embedding. You must
-    train it: call `train()` first, because the new model stays in the mode of `model`, and `from_pretrained` gives
+    train it: call `train()` first, because the new model starts in the mode of `model`, and `from_pretrained` gives
     evaluation mode. solver: None means the defaults of SolverConfig.
     Raises: TypeError for a model of another family; ModelConfigError for a setting that our layers do not support;
         ValueError for an implicit model; ConfigError for invalid solver settings.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LayerState = tuple[Tensor, ...]  # one layer's converged state; every tensor has the batch first
 Mixed = tuple[Branch, LayerState | None]  # a layer's branch on a block and, if requested, its state after the block
-# The gradients of the injection are summed for so many layers at once. Until then each of them needs memory.
+# One kernel sums the injection's gradients from this many layers. Until it runs, all of them are in memory.
 SHARED_BY = 8
 
 
@@ -192,9 +192,9 @@ class StackInput:
         return replace(self, **self._map(lambda t: t[:, start:end].contiguous()), rope=rope, prefix=prefix)
 
     def shared(self, layers: int) -> list[StackInput]:
-        """Return this input for each of some layers, at most SHARED_BY, and then for the layers after them.
+        """Return this input for each of the next `layers`, at most SHARED_BY, and once more for all later layers.
 
-        Call this right before the first of these layers runs. One kernel may then sum the injection's gradients.
+        Call this right before the first of these layers runs, so that one kernel may sum the injection's gradients.
         """
         injection_BLE = self.injection_BLE
         if injection_BLE is None or layers == 1 or not shared_gradient_runs_on_triton(injection_BLE):

@@ -59,7 +59,10 @@ class GradientReducer:
 
 
 def sum_over_ranks(tensors: list[Tensor]) -> dist.Work:
-    """Begin to replace contiguous tensors by their sums over all ranks, in one call and without a copy. Collective."""
+    """Start to replace contiguous tensors by their sums over all ranks, in one call. NCCL copies nothing. Collective.
+
+    The tensors must not be used before `wait` of the returned work.
+    """
     assert dist.group.WORLD is not None
     return dist.group.WORLD.allreduce_coalesced(tensors, dist.AllreduceCoalescedOptions())
 
@@ -99,7 +102,7 @@ class _Backward:
         gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in bucket]
         sums = [gradient.to(self._dtype).contiguous() for gradient in gradients]
         for leaf in bucket:
-            leaf.grad = None  # this frees the memory of a gradient that has another dtype
+            leaf.grad = None  # this frees a gradient that was cast or copied
         self._sent.append((sums, sum_over_ranks(sums)))
 
 

@@ -25,7 +25,6 @@ FORWARD_WARPS, BACKWARD_WARPS = 32, 16  # warps of a multiprocessor at once, wit
 STAGES = 3  # at most; the pipeline loads the rows of later iterations while it processes the rows of this one
 STAGED_ENTRIES = 4096  # of x, gate and dy each, in at most 48 KiB of shared memory
 
-
 Scale = tuple[Tensor, int, float]  # squares, width and eps of `kernels.norm.Unscaled`
 
 
@@ -39,7 +38,7 @@ def add_and_norm(
 ) -> tuple[Tensor, Tensor]:
     """Implement `kernels.norm.add_and_norm`: return the sum in the dtype of h, and its norm in `dtype`.
 
-    With a scale, the branch has the rows of an `Unscaled`, and there is no gradient.
+    If `scale` is given, the branch is `Unscaled.rows`, and the call has no gradient.
     """
     if scale is not None:
         return _added_norm(h_D, branch_D, weight_D, eps, dtype, scale)

@@ -15,13 +15,14 @@ from triton.language import constexpr
 from implicit_llm.kernels.triton.memory import wide
 
 BLOCK, WARPS = 2048, 4  # a thread loads 32 bytes of each bf16 gradient
+MAX_ALIASES = 9  # one for each pointer of the kernel
 
 
 def aliases(shared: Tensor, count: int) -> tuple[Tensor, ...]:
-    """Return `count` aliases of `shared`, at most nine, whose gradients are summed at once.
+    """Return `count` aliases of `shared`, at most MAX_ALIASES, whose gradients one kernel sums.
 
-    Until then, all of these gradients are in memory. Autograd sums them after the backward passes of all uses, and
-    before that of anything that ran before this call.
+    All of these gradients are in memory until the kernel runs. Autograd runs it after the backward passes of all
+    aliases, and before the backward pass of anything that ran before this call.
     """
     return _Aliases.apply(shared, count)
 
@@ -39,7 +40,7 @@ class _Aliases(torch.autograd.Function):
         if len(found) < 2:
             return (found[0] if found else None), None
         out, size = torch.empty_like(found[0]), found[0].numel()
-        given = found + [out] * (9 - len(found))
+        given = found + [out] * (MAX_ALIASES - len(found))
         _sum_kernel[(triton.cdiv(size, BLOCK),)](*given, out, size, COUNT=len(found), BLOCK=BLOCK, num_warps=WARPS)
         return out, None
 

@@ -1,6 +1,6 @@
 """Sum the rows of matrices, such as the gradients of a weight from many programs (imported only if Triton kernels run).
 
-With a few hundred rows, PyTorch's sum starts few programs, and most of their time is the latency of loads.
+PyTorch's sum of a few hundred rows starts few programs, which mostly wait for their loads.
 """
 
 import triton
@@ -10,11 +10,11 @@ from triton.language import constexpr
 
 from implicit_llm.kernels.triton.memory import load
 
-ROWS, COLUMNS = 512, 16  # which a program loads at once; 16 columns are at least as wide as one transfer from memory
+ROWS, COLUMNS = 512, 16  # a program's tile, whose rows of 64 bytes are no shorter than a transfer from memory
 
 
 def sum_rows(t_KRC: Tensor) -> Tensor:
-    """Return the sums over `R` (K, C) of contiguous fp32 matrices, always added in the same order."""
+    """Return the sum (K, C) of the rows of each of K contiguous fp32 matrices, always added in the same order."""
     matrices, rows, width = t_KRC.shape
     sums_KC = t_KRC.new_empty(matrices, width)
     _sum_kernel[(triton.cdiv(width, COLUMNS), matrices)](t_KRC, sums_KC, rows, width, ROWS, COLUMNS, num_warps=8)

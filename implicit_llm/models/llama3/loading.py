@@ -21,7 +21,7 @@ TAKEN = (
 def from_llama(model: PreTrainedModel) -> ImplicitForCausalLM:
     """Convert a `LlamaForCausalLM` of transformers to an explicit model of this package with the same outputs.
 
-    The two models share their weights: changing one changes the other. The new model stays in the mode of `model`,
+    The two models share their weights: changing one changes the other. The new model starts in the mode of `model`,
     which is evaluation mode after `from_pretrained`. `to_implicit` converts the result to an implicit model.
 
     Raises: ModelConfigError for another class, and for a setting that our block does not support.

@@ -60,7 +60,7 @@ FREE_OUTSIDE |= {"bos_token_id", "eos_token_id", "pad_token_id"}
 def from_mamba2(model: PreTrainedModel) -> ImplicitForCausalLM:
     """Convert a `Mamba2ForCausalLM` of transformers to an explicit model of this package with the same outputs.
 
-    The two models share their weights: changing one changes the other. The new model stays in the mode of `model`,
+    The two models share their weights: changing one changes the other. The new model starts in the mode of `model`,
     which is evaluation mode after `from_pretrained`. `load_original_mamba2` loads checkpoints of the original release.
     Raises: ModelConfigError for another class, and for a setting that our layers do not support.
     """

@@ -6,6 +6,7 @@ Shapes: `B` batch, `L` length, `D` model, `I` inner, `H` heads, `P` head width, 
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -229,24 +230,29 @@ class Mamba2Mixer(nn.Module):
     ) -> Mixed:
         """Apply `_mix` and the out-projection to projected + injection with Triton kernels.
 
-        There must be no padding, and no state has a gradient. Without any gradient, the scale of the gated norm is left
-        to the sum after this layer; except in fp16, in which a product of rows that are not normed could overflow.
+        There must be no padding, and no state may have a gradient. If gradients are disabled, the branch is `Unscaled`:
+        the sum after this layer applies the scale of the gated norm. In fp16 a product of rows that are not normed
+        could overflow, so the norm is computed here.
         """
         assert self.conv1d.bias is not None
-        squares_BLH = None
-        if not torch.is_grad_enabled() and projected_BLE.dtype != torch.float16:
-            squares_BLH = projected_BLE.new_empty(*projected_BLE.shape[:2], self.heads, dtype=torch.float32)
-        y_BLI, ssm_state = gated_scan(
+        scan = partial(
+            gated_scan,
             projected_BLE,
             injection_BLE,
             ScanWeights(weights.conv_CK, self.conv1d.bias, self.dt_bias, weights.A_H, self.D),
             (self.head_dim, self.groups, self.state_size),
             state,
             return_state=return_state,
-            norm=None if squares_BLH is None else (self.norm.weight, squares_BLH),
         )
-        out_BLD = F.linear(self.norm(y_BLI) if squares_BLH is None else y_BLI, weights.out_proj_DI)
-        branch_BLD = out_BLD if squares_BLH is None else Unscaled(out_BLD, squares_BLH, self.inner, self.norm.eps)
+        branch_BLD: Branch
+        if torch.is_grad_enabled() or projected_BLE.dtype == torch.float16:
+            y_BLI, ssm_state = scan()
+            branch_BLD = F.linear(self.norm(y_BLI), weights.out_proj_DI)
+        else:
+            squares_BLH = projected_BLE.new_empty(*projected_BLE.shape[:2], self.heads, dtype=torch.float32)
+            y_BLI, ssm_state = scan(norm=(self.norm.weight, squares_BLH))
+            out_BLD = F.linear(y_BLI, weights.out_proj_DI)
+            branch_BLD = Unscaled(out_BLD, squares_BLH, self.inner, self.norm.eps)
         if ssm_state is None:
             return branch_BLD, None
         kept = weights.conv_CK.shape[1] - 1

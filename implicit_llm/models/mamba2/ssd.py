@@ -158,8 +158,9 @@ def gated_scan(
     and the injection must be None; neither the given state nor the returned one then has a gradient.
     Args: projected holds gate (H P), channels to convolve (H P + 2 G N) and dt (H) side by side; sizes are (P, G, N);
         state is the SSM state (B, H, P, N) and the last K-1 inputs of the convolution (B, K-1, C) before the sequence,
-        None if it is empty; norm, only without gradients, is the weight (H P) of an RMS norm, by which the result is
-        also multiplied, and a tensor (B, L, H) in fp32, which receives each head's sum of squares before that product.
+        None if it is empty. norm, only if gradients are disabled: the weight (H P) of an RMS norm, by which the
+        result is multiplied too, and an fp32 tensor (B, L, H) to which each head's sum of squares is written, taken
+        before this multiplication.
     Returns: (B, L, H P) in the dtype of `projected_BLE`; with `return_state` the SSM state after the last position in
         fp32, else None.
     """

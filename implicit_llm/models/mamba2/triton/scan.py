@@ -6,8 +6,8 @@ In the products, channels come before positions (y^T = x^T scores^T), so that th
 and multiplied from registers; only the scores pass through shared memory. For a gradient (`scan_backward`) the
 kernel stores the states between chunks. A single token has its own kernel, which also convolves and needs no matrix
 units.
-Without a gradient, both kernels can do the work of the norm that follows: they multiply by its weight and write sums of
-squares, from which a later kernel computes its scale (`kernels.norm.Unscaled`).
+If gradients are disabled, both kernels can do a part of the norm that follows: they multiply by its weight and write
+the sums of squares from which a later kernel computes its scale (`kernels.norm.Unscaled`).
 The plain PyTorch twin is `models.mamba2.model.Mamba2Mixer._mix`.
 
 Shapes: `B` batch, `L` length, `E` in-projection (gate I, convolved C = I + 2 G N, dt H), `I` = H P inner, `H` heads,

@@ -331,9 +331,10 @@ def _dt_kernel(
     """Compute the gradients of dt, its bias and A for all heads of one chunk of one sequence.
 
     The gradient of dt A at a position is the gradient that flows through its decay. Within the chunk this is the sum of
-    `rows` - `columns` from the position on. All decays of the chunk also scale the state after it, from which `later`
-    comes back. Sums over the rows of all later chunks would be equivalent, but in bf16 they made the gradient of A ten
-    times less accurate."""
+    `rows` - `columns` from the position on. All decays of the chunk also scale the state after it; `later` is the
+    gradient that flows through that state. Sums over the rows of all later chunks would be equivalent, but in bf16 they
+    made the gradient of A ten times less accurate.
+    """
     chunk = tl.program_id(0)
     sequence = tl.program_id(1).to(tl.int64)
     steps, of_H = tl.arange(0, Q), tl.arange(0, ALL_HEADS)

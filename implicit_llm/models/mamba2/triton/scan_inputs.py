@@ -23,7 +23,8 @@ from implicit_llm.kernels.triton.sums import sum_rows
 from implicit_llm.models.mamba2.chunked_scan import ScanWeights
 
 TAPS = 4  # inputs of a convolution; narrower convolutions are padded with zero weights
-ROWS, CHANNELS = 32, 128  # of a program that convolves; it is one warp with few registers, so that many run at once
+# A program that convolves is one warp and needs few registers, so that many run at once.
+FORWARD_ROWS, FORWARD_CHANNELS = 32, 128
 GRADIENT_CHANNELS = 256  # of a program that computes the gradient of the convolution in a chunk
 MAX_CHUNK_LEN, MIN_CHUNK_LEN = 64, 16  # matrix units need 16 positions; more than 64 need too many registers
 LOG2_E = constexpr(math.log2(math.e))
@@ -70,12 +71,14 @@ def mixer_inputs(mixer: Mixer, before_BKC: Tensor | None = None) -> MixerInputs:
     chunks = triton.cdiv(length, mixer.chunk_len)
     convolved_BLC = projected_BLE.new_empty(batch, length, channels)
     dt, logs = projected_BLE.new_empty(2, batch, chunks, mixer.heads, mixer.chunk_len, dtype=torch.float32)
-    given, has_injection = projected_BLE if injection_BLE is None else injection_BLE, injection_BLE is not None
-    _convolution_kernel[(triton.cdiv(channels, CHANNELS), triton.cdiv(length, ROWS), batch)](
+    has_injection = injection_BLE is not None
+    given = injection_BLE if has_injection else projected_BLE
+    _convolution_kernel[(triton.cdiv(channels, FORWARD_CHANNELS), triton.cdiv(length, FORWARD_ROWS), batch)](
         projected_BLE, given, projected_BLE if before_BKC is None else before_BKC.contiguous(), *weights[:2],
         convolved_BLC, length,
         INNER=mixer.heads * mixer.sizes[0], CHANNELS=channels, COLUMNS=projected_BLE.shape[2], K=taps,
-        ROWS=ROWS, BLOCK=CHANNELS, HAS_STATE=before_BKC is not None, INJECT=has_injection, num_warps=1,
+        ROWS=FORWARD_ROWS, BLOCK=FORWARD_CHANNELS, HAS_STATE=before_BKC is not None, INJECT=has_injection,
+        num_warps=1,
     )  # fmt: skip
     _decay_kernel[(chunks, batch)](
         projected_BLE, given, *weights[2:4], dt, logs, length, chunks,

@@ -153,7 +153,10 @@ def test_an_experiment_of_another_folder_that_ran_here_is_listed(
     assert found.keys() == {*experiment_names(), "tiny", "former"}
     assert (found["tiny"]["jobs"], found["tiny"]["error"]) == (len(tiny.plan().wanted), None)
     assert "is called tiny by now; name the file" in found["former"]["error"]
-    assert "is named by its file, such as study/mine.yaml" in output(capsys, "list")
+    assert "by its file, such as study/mine.yaml" in output(capsys, "list")
+    tiny.path.write_bytes("# caf\u00e9\n".encode("latin-1") + tiny.path.read_bytes())
+    shown = json.loads(output(capsys, "list", "--results", str(results), "--json"))["experiments"]
+    assert "is not valid YAML" in {one["name"]: one for one in shown}["tiny"]["error"]
 
 
 def test_run_prints_the_command_of_snakemake_and_starts_it(tiny: ExperimentFile) -> None:

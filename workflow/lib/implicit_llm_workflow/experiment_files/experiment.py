@@ -125,9 +125,9 @@ def load_experiment(path: Path) -> Experiment:
 
 
 def known_experiment(name: str, file: str) -> Experiment:
-    """Read the experiment that the user calls `name`. `file`: its path, or its name if `experiment_path` knows it.
+    """Read the experiment that the user calls `name` from `file`, its path or a name that `experiment_path` knows.
 
-    Raises: UserError with one line that names file, key and fix, also if the file has another name than when it ran.
+    Raises: UserError with one line that names file, key and fix, also if the experiment was renamed since it ran.
     """
     experiment = load_experiment(experiment_path(file))
     if file != name and experiment.name != name:

@@ -75,7 +75,7 @@ def check_file(experiment: Experiment, root: Path) -> None:
 
 
 def check_place(experiment: Experiment, results: Path) -> None:
-    """Raise ConfigError if this process does not work in the folder of the results, and the experiment has plugins.
+    """Raise ConfigError if the experiment has plugins and the working directory is not the folder that has `results`.
 
     Identities have the paths of plugins relative to the working directory, so every result would seem to be missing.
     """

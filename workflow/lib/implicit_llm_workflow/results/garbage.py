@@ -46,9 +46,9 @@ def find_garbage(plan: Plan) -> list[Garbage]:
     """Return run directories that belong to no job, and work folders whose fingerprints are neither wanted nor in use.
 
     A fingerprint is in use if it belongs to a recorded result of a job, or to a direct or indirect input of a recorded
-    or wanted result. So a stale result keeps its lineage, except for inputs whose run directories belong to
-    no job. Run directories in which a process works are omitted. A process on another machine counts as working until
-    SILENT_S after its last write.
+    or wanted result. So a stale result keeps its lineage, except for inputs whose run directories belong to no job. Run
+    directories in which a process works are omitted. A process on another machine counts as working until SILENT_S
+    after its last write.
     """
     recorded = [status.recorded for status in plan.statuses.values() if status.recorded is not None]
     used = {identity.fingerprint for identity in plan.identities.values()}

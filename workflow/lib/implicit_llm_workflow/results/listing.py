@@ -49,14 +49,19 @@ class TrainedModel:
 
 
 def experiments(known: Mapping[str, str], results: Path) -> list[Listed]:
-    """Return the experiments in `known`, which maps names to files or names: cheapest first, those with errors last."""
+    """Return the experiments that `known` maps to their files, or to names that `experiment_path` knows.
+
+    The cheapest are first, and those with errors last.
+    """
     found = [_listed(name, known[name], results) for name in sorted(known)]
     return sorted(found, key=lambda one: (one.error is not None, one.gpu_hours, one.jobs))
 
 
 def _listed(name: str, file: str, results: Path) -> Listed:
     path = experiment_path(file)
-    comment = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    # `known_experiment` reports a file that is not UTF-8.
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    comment = takewhile(lambda line: line.startswith("#"), lines)
     about = " ".join(line.strip("# ") for line in comment).partition(". ")[0].rstrip(".")
     try:
         experiment = known_experiment(name, file)
@@ -87,6 +92,6 @@ def tables(experiments: Sequence[Listed], models: Sequence[TrainedModel]) -> Ite
         hours = number_text(one.gpu_hours, 3) if one.gpu_hours and not one.has_unknown else MISSING
         rows.append((one.name, str(one.jobs), str(one.done), hours, one.error or one.about))
     yield plain_table("experiment", *numbers, "what it is", rows=rows, right=numbers)
-    yield Text("An experiment in another folder is named by its file, such as study/mine.yaml, until it ran here.\n")
+    yield Text("Name an experiment in another folder by its file, such as study/mine.yaml, until it has run here.\n")
     trained = ((model.name, model.task, model.accuracy) for model in models)
     yield plain_table("trained model", "task", "accuracy", rows=trained)
