@@ -158,6 +158,11 @@ TINY_CASES = [
         "eval_block_len: 4}\n      - {name: other, eval_mode: sequential, eval_block_len: 8}",
         "word-problem.modes[1].eval_block_len: does nothing in the mode sequential; remove it, or set eval_mode to",
     ),
+    (
+        "kind: word_problem\n    modes:",
+        "kind: word_problem\n    lengths: []\n    modes:",
+        "word-problem.lengths: [] is not allowed; give a list with at least one entry",
+    ),
     ("tol: 0.1", "toll: 0.1", "runs.implicit.override.curriculum.free.solver: unknown key 'toll'; did you mean 'tol'?"),
     (
         "curriculum: explicit",

@@ -217,7 +217,7 @@ class EvaluateConfig(InModes):
     """
 
     kind: Literal["word_problem"]
-    lengths: tuple[Count, ...] | None = None
+    lengths: Annotated[tuple[Count, ...], DISTINCT] | None = None
     precision: Precision = "fp32"
 
 
