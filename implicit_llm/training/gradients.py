@@ -34,7 +34,8 @@ class GradientReducer:
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor.detach(), 0)
         for bucket in self._buckets:  # connect the ranks here, because NCCL must not do so while a graph is captured
-            sum_over_ranks([torch.zeros_like(self._parameters[position], dtype=dtype) for position in bucket]).wait()
+            size = sum(self._parameters[position].numel() for position in bucket)
+            dist.all_reduce(torch.zeros(size, dtype=dtype, device=self._parameters[0].device))
 
     @contextmanager
     def over_ranks(self, leaves: Sequence[Tensor] | None = None) -> Iterator[None]:
@@ -58,22 +59,13 @@ class GradientReducer:
         return max_over_ranks(int(is_true)) > 0
 
 
-def sum_over_ranks(tensors: list[Tensor]) -> dist.Work:
-    """Start to replace contiguous tensors by their sums over all ranks, in one call. NCCL copies nothing. Collective.
-
-    The tensors must not be used before `wait` of the returned work.
-    """
-    assert dist.group.WORLD is not None
-    return dist.group.WORLD.allreduce_coalesced(tensors, dist.AllreduceCoalescedOptions())
-
-
 class _Backward:
     """A backward pass whose gradients are sent bucket by bucket as soon as they are complete."""
 
     def __init__(self, buckets: list[list[Tensor]], dtype: torch.dtype) -> None:
         self._buckets, self._dtype = buckets, dtype
         self._num_missing = [len(bucket) for bucket in buckets]
-        self._sent: list[tuple[list[Tensor], dist.Work]] = []
+        self._sent: list[tuple[Tensor, dist.Work]] = []
         # If several evaluations of f use a weight, its hook runs once, after their gradients have been summed.
         self._hooks = [
             leaf.register_post_accumulate_grad_hook(partial(self._complete, number))
@@ -87,10 +79,11 @@ class _Backward:
             hook.remove()
         while len(self._sent) < len(self._buckets):
             self._send()
-        for bucket, (sums, work) in zip(self._buckets, self._sent, strict=True):
+        for bucket, (flat, work) in zip(self._buckets, self._sent, strict=True):
             work.wait()
+            sums = flat.float().split([leaf.numel() for leaf in bucket])
             for leaf, found in zip(bucket, sums, strict=True):
-                leaf.grad = found.to(leaf.dtype)
+                leaf.grad = found.view_as(leaf).to(leaf.dtype)
 
     def _complete(self, number: int, leaf: Tensor) -> None:
         self._num_missing[number] -= 1
@@ -100,10 +93,10 @@ class _Backward:
     def _send(self) -> None:
         bucket = self._buckets[len(self._sent)]
         gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in bucket]
-        sums = [gradient.to(self._dtype).contiguous() for gradient in gradients]
+        flat = torch.cat([gradient.flatten() for gradient in gradients]).to(self._dtype)
         for leaf in bucket:
-            leaf.grad = None  # this frees a gradient that was cast or copied
-        self._sent.append((sums, sum_over_ranks(sums)))
+            leaf.grad = None  # this frees the memory of the gradient
+        self._sent.append((flat, dist.all_reduce(flat, async_op=True)))
 
 
 def _order(model: PreTrainedModel, parameters: Sequence[nn.Parameter]) -> list[int]:

@@ -28,7 +28,7 @@ from implicit_llm.training.distributed import join_world
 from implicit_llm.training.gradients import GradientReducer
 from implicit_llm.training.model import apply_runtime
 from implicit_llm_contracts.config.training import Runtime
-from tests.measuring import DEVICE, HAS_GPU, card, keep, milliseconds, options_of, show, spread
+from tests.measuring import DEVICE, card, keep, milliseconds, options_of, show, spread
 
 WARM_UP = 3
 
@@ -43,7 +43,7 @@ def main() -> None:
         "--after": {"action": "store_true", "help": "sum after the graph, not in it"},
     }
     options = options_of(__doc__, arguments)
-    if not HAS_GPU:
+    if torch.cuda.device_count() < 2:
         sys.exit("needs two GPUs")
     device = join_world(DEVICE)
     torch.set_float32_matmul_precision("high")

@@ -21,8 +21,7 @@ from implicit_llm.cuda_graphs.capture import CaptureFailed
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.runner import Runner
 from implicit_llm.solver.fixed_point import Best
-from implicit_llm.training import gradients
-from implicit_llm.training.gradients import GradientReducer, sum_over_ranks
+from implicit_llm.training.gradients import GradientReducer
 from implicit_llm_contracts.plugins import load_plugin
 from tests.pages import ROOT
 
@@ -301,7 +300,7 @@ def test_a_captured_step_sums_the_gradients_of_the_last_layer_before_it_knows_th
     model.base.runner.reducer = reducer = GradientReducer(model, torch.float32, bucket_bytes=1)  # one each
     events: list[str] = []
     first, last = model.base.layers
-    apply = type(first).forward
+    apply, all_reduce = type(first).forward, torch.distributed.all_reduce
 
     def watched_layer(layer, *args):
         h_BLD, branch_BLD, state = apply(layer, *args)
@@ -310,8 +309,8 @@ def test_a_captured_step_sums_the_gradients_of_the_last_layer_before_it_knows_th
         return h_BLD, branch_BLD, state
 
     monkeypatch.setattr(type(first), "forward", watched_layer)
-    watched_sum = Mock(side_effect=lambda tensors: events.append("sum") or sum_over_ranks(tensors))
-    monkeypatch.setattr(gradients, "sum_over_ranks", watched_sum)
+    watched_sum = Mock(side_effect=lambda *given, **how: events.append("sum") or all_reduce(*given, **how))
+    monkeypatch.setattr(torch.distributed, "all_reduce", watched_sum)
     for _ in range(2):  # the first captures
         events.clear()
         model.zero_grad()
@@ -342,13 +341,13 @@ def test_a_solver_that_fails_leaves_nan_to_the_ranks_that_wait_for_its_gradients
     model, ids, _ = _with_plain_gradients(MAMBA, **FREE)
     model.base.runner.reducer = GradientReducer(model, torch.float32)
     model(input_ids=ids, labels=ids, aligned=True)
-    sums = Mock(wraps=sum_over_ranks)
-    monkeypatch.setattr(gradients, "sum_over_ranks", sums)
+    all_reduce = Mock(wraps=torch.distributed.all_reduce)
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
     monkeypatch.setattr(Best, "raise_if_not_finite", Mock(side_effect=NonFiniteState("at position 5")))
     with pytest.raises(NonFiniteState, match="at position 5"):
         model(input_ids=ids, labels=ids, aligned=True)
-    assert sums.call_args_list
-    assert all(t.isnan().any() for call in sums.call_args_list for t in call.args[0])
+    assert all_reduce.call_args_list
+    assert all(call.args[0].isnan().any() for call in all_reduce.call_args_list)
 
 
 @pytest.mark.usefixtures("_only_process")
