@@ -58,16 +58,16 @@ def experiments(known: Mapping[str, str], results: Path) -> list[Listed]:
 
 
 def _listed(name: str, file: str, results: Path) -> Listed:
-    path = experiment_path(file)
-    # `known_experiment` reports a file that is not UTF-8.
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    comment = takewhile(lambda line: line.startswith("#"), lines)
-    about = " ".join(line.strip("# ") for line in comment).partition(". ")[0].rstrip(".")
+    about = ""
     try:
+        # `known_experiment` reports a file that is not UTF-8.
+        lines = experiment_path(file).read_text(encoding="utf-8", errors="replace").splitlines()
+        comment = takewhile(lambda line: line.startswith("#"), lines)
+        about = " ".join(line.strip("# ") for line in comment).partition(". ")[0].rstrip(".")
         experiment = known_experiment(name, file)
         check_place(experiment, results)
         plan = Plan(experiment, results)
-    except UserError as error:
+    except (UserError, OSError) as error:
         return Listed(name, about, error=str(error))
     costs = CostModel(plan)
     found = [costs.whole(node) for node in plan.nodes.values() if node.stage == "train"]
