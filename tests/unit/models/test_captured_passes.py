@@ -337,6 +337,23 @@ def test_gradients_are_summed_in_the_precision_asked_for_and_one_that_a_rank_lac
 
 
 @pytest.mark.usefixtures("_only_process")
+@pytest.mark.parametrize("bucket_bytes", [1, 100])
+def test_gradients_that_share_memory_are_each_summed_once(bucket_bytes: int, monkeypatch) -> None:
+    model = torch.nn.ParameterList([torch.ones(4), torch.ones(4)])
+    reducer = GradientReducer(model, torch.float32, bucket_bytes)
+
+    def sum_of_two_ranks(flat: torch.Tensor, async_op: bool) -> Mock:
+        flat.mul_(2)
+        return Mock()
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", sum_of_two_ranks)
+    with reducer.over_ranks():
+        sum(parameter.view(2, 2) for parameter in model).mul(torch.arange(4.0).view(2, 2)).sum().backward()
+    for parameter in model:
+        assert torch.equal(parameter.grad, 2 * torch.arange(4.0))
+
+
+@pytest.mark.usefixtures("_only_process")
 def test_a_solver_that_fails_leaves_nan_to_the_ranks_that_wait_for_its_gradients(monkeypatch) -> None:
     model, ids, _ = _with_plain_gradients(MAMBA, **FREE)
     model.base.runner.reducer = GradientReducer(model, torch.float32)
