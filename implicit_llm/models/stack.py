@@ -199,7 +199,7 @@ class StackInput:
         injection_BLE = self.injection_BLE
         if injection_BLE is None or layers == 1 or not shared_gradient_runs_on_triton(injection_BLE):
             return [self] * (layers + 1)
-        from implicit_llm.kernels.triton.shared_input import aliases
+        from implicit_llm.kernels.triton.sums import aliases
 
         found = [replace(self, injection_BLE=alias_BLE) for alias_BLE in aliases(injection_BLE, layers + 1)]
         if self.rope is not None:
