@@ -2,7 +2,7 @@
 
 import re
 from math import exp, log
-from statistics import fmean
+from statistics import fmean, median
 
 import pytest
 
@@ -85,6 +85,8 @@ def test_the_time_and_memory_of_the_series_are_the_measured_ones(card: str) -> N
         name = f"{model} {before['row'].split('-')[1].upper()}, {before['solver']['max_iter']} iterations"
         shown = cells(page, name, {"h100": "H100, earlier", "h200": "H200"}[card])
         assert [*map(float, shown)] == [rounded(row[key]) for key in ("ms", "peak_gib") for row in (before, after)]
+    others = [row["ms"] for row in benchmark("series-gradient")["other_card"]["rows"] if row["card_number"] == 3]
+    assert "took {:,.0f} and {:,.0f} ms".format(*(round(ms, -1) for ms in others)) in " ".join(page.split())
 
 
 def test_the_changes_of_kernels_save_what_the_page_says() -> None:
@@ -146,6 +148,9 @@ def test_what_a_second_gpu_adds_to_a_step_is_the_measured_time() -> None:
     assert added(in_place)[0] > added(newer)[0]
     busy = [row["sums_ms"] for row in copied if row["bucket_mib"] == 25]
     assert f"run for {min(busy):.1f} to {max(busy):.1f} ms per step" in text
+    watts, mhz = (sorted(median(row[key]) for row in kept["places"]) for key in ("watts", "sm_mhz"))
+    assert f"median power is {watts[0]:.0f} to {watts[-1]:.0f} of 700 W" in text
+    assert f"median clock {mhz[0]:,.0f} to {mhz[-1]:,.0f} of 1,980 MHz" in text
     alone, *_ = (row["ms"] for row in kept["places"])
     after = [row["ms"] - alone for row in kept["places"] if row["sums"].startswith("after")]
     assert f"Sums after the graph add {min(after):.1f} to {max(after):.1f} ms" in text
