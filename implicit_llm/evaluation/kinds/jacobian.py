@@ -38,6 +38,7 @@ from implicit_llm.evaluation.frame import (
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.mamba2.model import ImplicitMamba2ForCausalLM, ImplicitMamba2Model
 from implicit_llm_contracts.config.evaluation import JacobianConfig
+from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS, JACOBIAN
 from implicit_llm_contracts.runs.stage_context import MODEL_ROLE, StageContext, StageResult
 from implicit_llm_data.groups import load_monoid
 from implicit_llm_data.shards import open_dataset
@@ -62,7 +63,7 @@ def run(context: StageContext) -> StageResult:
     """Run an evaluation job: write metrics.json with a record for each token. Raises: UserError."""
     where = f"evaluate/{context.name}"
     config = context.settings(JacobianConfig)
-    for option in ("batch_size", "kernels"):
+    for option in EVALUATION_KINDS[JACOBIAN].refused:
         if context.runtime.get(option) not in (None, "auto"):
             raise EvaluateInputError(
                 f"{where}: --{option.replace('_', '-')} does nothing, because Jacobians are computed by the reference "

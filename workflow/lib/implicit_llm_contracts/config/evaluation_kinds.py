@@ -46,7 +46,8 @@ class EvaluationKind:
     texts by key; MODE_SETTINGS has those of modes. `metrics`: the numbers of a record, in the order of the report.
     `columns`: the fields of a record and their headings in the table that the command prints. `parts`: the key that
     selects the parts of the data to evaluate; without this key, all parts are evaluated. `lengths`: the lengths of a
-    text's split that an experiment evaluates by default.
+    text's split that an experiment evaluates by default. `refused`: the runtime settings that the job refuses, because
+    they would have no effect.
     """
 
     config: type
@@ -60,6 +61,7 @@ class EvaluationKind:
     parts: str = "lengths"
     lengths: Literal["all", "shortest"] | None = None
     default_modes: tuple[str, ...] = ("blockwise",)
+    refused: tuple[str, ...] = ()
 
     @property
     def has_modes(self) -> bool:
@@ -165,6 +167,7 @@ _BUILTIN = {
         JacobianConfig,
         data=(WORD_PROBLEM, CATBABI, LANGUAGE_MODEL),
         reads=("word_problem", "catbabi", "token_stream"),
+        refused=("batch_size", "kernels"),
         summary="Compute the Jacobian of the state of a Mamba2 model (Theorem 1): diagonal for an explicit layer, not "
         "at a fixed point.",
         example="--model results/demo/train/a5-implicit-s1/free --data results/demo/data/a5-test-L16-h0.5",

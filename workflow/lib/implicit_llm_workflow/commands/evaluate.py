@@ -113,7 +113,8 @@ Sweep = Annotated[
 def make_command(name: str) -> Callable[..., None]:
     """Return the function from which Typer builds the sub-command of a kind."""
     kind, command_name = EVALUATION_KINDS[name], name.replace("_", "-")
-    machine = options.field_options(JobRuntime, EVALUATION, MACHINE_PANEL)
+    offered = {key: text for key, text in EVALUATION.items() if key not in kind.refused}
+    machine = options.field_options(JobRuntime, offered, MACHINE_PANEL)
 
     def command(
         model: ModelDir, data: DataDirs = None, out: Out = None, sha256: Digests = None, log: Log = None, **values: Any

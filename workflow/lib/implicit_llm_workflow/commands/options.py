@@ -17,8 +17,8 @@ from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.errors import ConfigError, UserError
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.atomic import read_object
-from implicit_llm_workflow.experiment_files.experiment import known_experiment, load_experiment
-from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
+from implicit_llm_workflow.experiment_files.experiment import known_experiment
+from implicit_llm_workflow.experiment_files.yaml_files import experiment_names
 from implicit_llm_workflow.planning.plan import DRIVER_RECORD, RESULTS, Plan, check_place, check_results
 from implicit_llm_workflow.project_dirs import SNAKEFILE, nearest_with
 
@@ -207,9 +207,8 @@ def complete(context: typer.Context, incomplete: str) -> list[str]:
     results = Path(context.params.get("results") or RESULTS)
     named, _ = split(context.params.get("words") or (), results)
     known = [] if named else sorted(experiments(results))
-    file = experiments(results).get(named[0], named[0]) if named else last_experiment(results)
     try:
-        plan = Plan(load_experiment(experiment_path(file)), results)
+        plan = make_plan(named[0] if named else last_experiment(results), results)
     except UserError:  # a completion cannot show an error
         return [name for name in known if name.startswith(incomplete)]
     return [name for name in (*known, *plan.nodes, *plan.experiment.excerpts) if name.startswith(incomplete)]
