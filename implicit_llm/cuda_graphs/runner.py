@@ -146,10 +146,14 @@ class GraphRunner(Runner):
     def _can_step(self, model: ImplicitForCausalLM, ids_BL: Tensor, cache: ConvergedStateCache | None) -> bool:
         """Return whether to run this training step from a graph: graphs are wanted, and a graph can record the step.
 
+        A graph cannot record the head if it must be called, because its hooks would not run again.
+
         fp16 is excluded, because its loss is scaled before the backward pass and the graph would not apply the scale.
         """
         base, solver = model.base, model.solver
         if not (self.replays_training and model.training and torch.is_grad_enabled()) or base.gradient_checkpointing:
+            return False
+        if model.calls_head:
             return False
         if autocast_dtype(ids_BL.device.type) == torch.float16:
             return False

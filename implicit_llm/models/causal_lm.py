@@ -18,6 +18,7 @@ from implicit_llm.models.backbone import ImplicitModel
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.configuration import ImplicitConfig
 from implicit_llm.models.errors import ModelConfigError
+from implicit_llm.models.layers import touched_module
 from implicit_llm.models.pretrained import ImplicitPreTrainedModel
 from implicit_llm.solver.stats import SolverStats
 from implicit_llm_contracts.config.solver import EvalMode
@@ -56,6 +57,11 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
     def base(self) -> ImplicitModel:
         return getattr(self, self.base_model_prefix)
 
+    @property
+    def calls_head(self) -> bool:
+        """Whether the head must be called, because its weight is not all of it (`touched_module`, or a bias)."""
+        return touched_module(self.lm_head, {nn.Linear}) is not None or self.lm_head.bias is not None
+
     @can_return_tuple
     def forward(
         self,
@@ -84,6 +90,9 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
         Raises: the errors of the backbone's `forward`.
         """
         self.refuse_unknown(kwargs)
+        output_hidden_states = (
+            self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        )
         inputs: dict[str, Any] = {
             "attention_mask": attention_mask,
             "position_ids": position_ids,
@@ -123,15 +132,15 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
         """Return the cross entropy summed over the labels, in fp32 (fp64 for an fp64 model), and the logits (B, L, V).
 
         The label -100 is ignored; `aligned` is that of `forward`. Without `return_logits`, None replaces the logits,
-        and only the `reference` kernels compute all logits at once.
+        and only the `reference` kernels compute all logits at once, and models with `calls_head`.
         """
-        if return_logits:
+        if return_logits or self.calls_head:
             logits_BLV = self.lm_head(hidden_BLD)
             scored_BLV, labels_BL = (logits_BLV, labels_BL) if aligned else (logits_BLV[:, :-1], labels_BL[:, 1:])
             wide_TV = scored_BLV.flatten(0, 1)
             wide_TV = wide_TV.to(torch.promote_types(wide_TV.dtype, torch.float32))
             total = F.cross_entropy(wide_TV, labels_BL.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
-            return total, logits_BLV
+            return total, logits_BLV if return_logits else None
         if not aligned:
             hidden_BLD, labels_BL = hidden_BLD[:, :-1], labels_BL[:, 1:]
         total = linear_cross_entropy(
@@ -173,7 +182,7 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
         Raises: ValueError for a prompt that ends in padding, because transformers would generate after the padding.
         """
         mask, cache = kwargs.get("attention_mask"), kwargs.get("past_key_values")
-        is_prompt = cache is None or cache.get_seq_length() == 0
+        is_prompt = bool(kwargs.get("is_first_iteration")) or cache is None or cache.get_seq_length() == 0
         if mask is not None and is_prompt and not bool(mask[:, -1].all()):
             raise ValueError(
                 "attention_mask: a prompt ends in padding, and generation would continue from there; pad on the left "

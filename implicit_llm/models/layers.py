@@ -9,7 +9,7 @@ Shapes: `B` batch, `L` length, `D` model, `C` channels, `K` convolution, `E` wid
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import torch
@@ -294,11 +294,11 @@ def modules_below(module: nn.Module) -> Iterator[nn.Module]:
         waiting.extend(module.__dict__["_modules"].values())
 
 
-def touched_module(module: nn.Module) -> nn.Module | None:
+def touched_module(module: nn.Module, known: Container[type[nn.Module]] = OUR_MODULES) -> nn.Module | None:
     """Return `module` or a module in it that must be called instead of using its weights; None if there is none.
 
-    Such a module has a hook or an assigned `forward`, or it has no children and either an unknown class (adapters,
-    parametrisations and quantisers replace modules) or parameters of an unknown class (quantised, sharded).
+    Such a module has a hook or an assigned `forward`, or it has no children and either a class that is not in `known`
+    (adapters, parametrisations and quantisers replace modules) or parameters of an unknown class (quantised, sharded).
     `fully_shard` adds hooks to the modules that it shards.
     """
     waiting = [module]  # a loop, not a generator, because this runs for every layer at every decoded token
@@ -315,6 +315,6 @@ def touched_module(module: nn.Module) -> nn.Module | None:
             return found
         if children := own["_modules"]:
             waiting.extend(children.values())
-        elif type(found) not in OUR_MODULES or not _PLAIN_TENSORS.issuperset(map(type, own["_parameters"].values())):
+        elif type(found) not in known or not _PLAIN_TENSORS.issuperset(map(type, own["_parameters"].values())):
             return found
     return None

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from huggingface_hub import ModelCard
+from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.generation.streamers import BaseStreamer
@@ -117,6 +118,33 @@ def test_the_loss_is_over_shifted_labels_and_aligned_ones_on_request_with_and_wi
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
+class _OtherHead(nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(input)
+
+
+@KINDS
+@pytest.mark.parametrize("what", ["hook", "bias", "class"])
+def test_the_loss_without_logits_is_that_of_a_head_that_is_more_than_its_weight(
+    make_model, family: str, kind: str, what: str
+) -> None:
+    model = make_model(family, kind, mode="unrolled").train()
+    assert not model.calls_head
+    if what == "hook":
+        model.lm_head.register_forward_hook(lambda module, given, logits: 2 * logits)
+    else:
+        model.lm_head = (_OtherHead if what == "class" else nn.Linear)(16, 23, bias=what == "bias")
+        model.to(model.base.dtype)
+    assert model.calls_head
+    input_ids = torch.randint(0, 23, (2, 9))
+    found = []
+    for return_logits in (True, False):
+        out = model(input_ids, labels=input_ids, return_logits=return_logits)
+        assert (out.logits is None) == (not return_logits)
+        found.append([out.loss, *torch.autograd.grad(out.loss, list(model.parameters()))])
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-7)
+
+
 def test_a_loss_can_be_of_the_logits_that_are_kept_and_a_sum_divided_by_a_given_number(make_model, family: str) -> None:
     model, input_ids = make_model(family, "explicit"), torch.randint(1, 23, (2, 7))
     logits, output = model(input_ids).logits, model(input_ids, labels=input_ids[:, -3:], logits_to_keep=3)
@@ -137,6 +165,12 @@ def test_embeddings_are_resized_with_their_tie_and_hidden_states_are_those_of_ex
     assert len(explicit(input_ids % 23, output_hidden_states=True).hidden_states) == 3
     with pytest.raises(ValueError, match="last_hidden_state"):
         model(input_ids, output_hidden_states=True)
+    for it in (model, explicit):
+        it.config.output_hidden_states = True
+    assert len(explicit(input_ids % 23).hidden_states) == 3
+    assert explicit(input_ids % 23, output_hidden_states=False).hidden_states is None
+    with pytest.raises(ValueError, match="last_hidden_state"):
+        model(input_ids)
 
 
 def test_an_explicit_model_becomes_implicit_with_its_layers(make_model, family: str) -> None:

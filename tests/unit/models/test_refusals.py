@@ -30,6 +30,16 @@ def _generate_after(model: Any, mask: list[list[int]]) -> torch.Tensor:
     return model.generate(IDS, attention_mask=torch.tensor(mask), max_new_tokens=2, pad_token_id=0)
 
 
+def _generate_again(model: Any, padded: int) -> torch.Tensor:
+    """Generate a second turn after a cached first one; the second has padding at this position."""
+    cache = ConvergedStateCache()
+    first = model.generate(IDS, past_key_values=cache, max_new_tokens=2, pad_token_id=0)
+    both = torch.cat([first, IDS], dim=1)
+    mask = torch.ones_like(both)
+    mask[1, padded] = 0
+    return model.generate(both, attention_mask=mask, past_key_values=cache, max_new_tokens=2, pad_token_id=0)
+
+
 MISSPELT = "'output_hidden_state'; did you mean 'output_hidden_states'"
 CALLS: list[tuple[Callable[[Any], object], type[Exception], str]] = [
     (lambda model: model(IDS, output_hidden_state=True), TypeError, MISSPELT),
@@ -59,6 +69,7 @@ CALLS: list[tuple[Callable[[Any], object], type[Exception], str]] = [
         for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
     ),
     (lambda model: _generate_after(model, [[1, 1, 1], [1, 1, 0]]), ValueError, "a prompt ends in padding, .* left"),
+    (lambda model: _generate_again(model, -1), ValueError, "a prompt ends in padding, .* left"),
     (lambda model: model.generate(ENDS_IN_PADDING, **PADDED), ValueError, "a prompt ends in padding, .* left"),
     (
         lambda model: model.generate(ENDS_IN_PADDING, use_cache=False, **PADDED),
@@ -110,6 +121,7 @@ def test_the_lstm_refuses_what_it_would_ignore(arguments: dict[str, Any], error:
 def test_a_prompt_is_padded_on_the_left_or_between(make_model, family: str) -> None:
     for mask in ([[1, 1, 1], [0, 1, 1]], [[1, 1, 1], [1, 0, 1]]):
         assert _generate_after(make_model(family, dtype=torch.float32), mask).shape == (2, 5)
+    assert _generate_again(make_model(family, dtype=torch.float32), -2).shape == (2, 10)
 
 
 def test_an_explicit_model_is_exported_with_its_numbers(make_model, family: str) -> None:
