@@ -49,11 +49,16 @@ def load_model(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> N
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
     """Return the optimizer's state under the names "<parameter>.<key>"; it is empty before the first update.
 
+    AdamW has no state for a parameter that never had a gradient; here this parameter has zeros, which mean the same.
     If the optimizer is sharded, the call is collective and returns all tensors on rank 0 only, with those of other
     ranks in host memory.
     """
     local = local_part(optimizer)
     names, state = _names_in_order(local, model), local.state_dict()["state"]
+    for number, parameter in enumerate(_parameters(local)):
+        if state and number not in state:
+            moments = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
+            state[number] = {"step": torch.zeros(()), **moments}
     own = {f"{names[number]}.{key}": value for number, values in state.items() for key, value in values.items()}
     return own if local is optimizer else gather_on_main(own, next(model.parameters()).device)
 
@@ -102,7 +107,11 @@ def set_random_state(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
 def _names_in_order(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[str]:
     """Return the names of the parameters, in the order in which the optimizer's state numbers the parameters."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+    return [names[id(parameter)] for parameter in _parameters(optimizer)]
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _check_names(wanted: Iterable[str], found: Iterable[str], where: str, what: str = "have") -> None:

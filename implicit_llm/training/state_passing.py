@@ -85,8 +85,13 @@ class StatePassing:
             batch["labels"] = self._table_AA[chains.product_B[:, None], batch["labels"]]
 
     def leave(self, batch: dict[str, Any], logits_BLV: Tensor) -> None:
-        """Store the last states and products of a micro-batch, and reset those of the chains that restart."""
+        """Store the last states and products of a micro-batch, and reset those of the chains that restart.
+
+        If the solver failed, there is no state, and the step ends in NonFiniteTraining.
+        """
         chains, label_B = batch["chains"], batch["labels"][:, -1]
+        if chains.cache.prefix is None:
+            return
         continues_B = ~batch["ends"]
         if self._restarts_when_wrong:
             continues_B = continues_B & (logits_BLV[:, -1].argmax(-1) == label_B)

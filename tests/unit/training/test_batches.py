@@ -145,3 +145,12 @@ def test_words_start_empty_at_the_end_of_a_row_and_if_asked_to_after_a_wrong_ans
         ends.append(passing.starts_at(step))
     assert ends == [True, False, False, False] * 2
     assert joins == [False, True, True, True] * 2
+
+
+def test_a_solver_that_failed_leaves_no_state_for_the_next_sequences() -> None:
+    phase = PhaseConfig("a", 0, 0, 8, None, state_passing=4)
+    passing = StatePassing(phase, {"group": "S3", "monoid": "none"}, BatchLayout(2, 1, 0, 2), torch.device("cpu"))
+    batch = {"labels": torch.zeros(2, 4, dtype=torch.long)}
+    passing.join([batch], 0)
+    passing.leave(batch, torch.full((2, 4, 6), torch.nan))
+    assert batch["chains"].cache.prefix is None

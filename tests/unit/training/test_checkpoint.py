@@ -367,6 +367,33 @@ def test_optimizer_state_of_another_model_is_refused() -> None:
         load_optimizer(build_optimizer(model, ADAMW), model, some, "here")
 
 
+def test_a_parameter_without_gradient_has_an_optimizer_state_that_continues_training() -> None:
+    model = make_model(LLAMA, tie_word_embeddings=False)
+    unused = model.lm_head.weight
+
+    def update(optimizer: Any, uses_head: bool) -> None:
+        torch.manual_seed(0)  # for dropout
+        optimizer.param_groups[0]["lr"] = 0.1
+        optimizer.zero_grad()
+        hidden_BLD = model.model(torch.tensor([[0, 1, 2, 3]])).last_hidden_state
+        (model.lm_head(hidden_BLD) if uses_head else hidden_BLD).square().sum().backward()
+        optimizer.step()
+
+    optimizer = build_optimizer(model, ADAMW)
+    assert optimizer_tensors(optimizer, model) == {}
+    update(optimizer, uses_head=False)
+    restored = build_optimizer(model, ADAMW)
+    before = {name: tensor.clone() for name, tensor in model_tensors(model).items()}
+    saved_state = {name: tensor.clone() for name, tensor in optimizer_tensors(optimizer, model).items()}
+    load_optimizer(restored, model, saved_state, "here")
+    update(optimizer, uses_head=True)
+    after = unused.detach().clone()
+    load_model(model, before, "here")
+    update(restored, uses_head=True)
+    assert torch.equal(unused, after)
+    assert not torch.equal(unused, before["lm_head.weight"])
+
+
 def test_only_matrices_decay() -> None:
     model = make_model(IMPLICIT)
     decayed = {name for name, parameter in model.named_parameters() if is_matrix(parameter)}
