@@ -116,7 +116,7 @@ class ImplicitLM(HFLM):
         solver = solver_of(self.model)
         if solver is not None:
             mode = ModeConfig(NAME, **{"eval_mode": solver.eval_mode} | settings)
-            self.model.solver = mode.solver(solver)
+            self.model.config.solver = mode.solver(solver)  # a peft model would not forward `self.model.solver`
             self.batches.is_fixed = mode.coupled_batch_size(solver) is not None
         elif settings:
             raise SolverSettingError(f"{min(settings)}: the model is explicit and has no solver; leave it out")
@@ -198,11 +198,18 @@ class ImplicitLM(HFLM):
         """Generate as in HFLM, but end a text at its end-of-text token even if the model's configuration names none.
 
         HFLM removes this token when it decodes a text, and only then cuts the text at the strings in `stop`. The text
-        would therefore continue after the token until the longest text of its batch ends.
+        would therefore continue after the token until the longest text of its batch ends. If the model diverges, the
+        texts of the batch are empty and count as not finite.
         """
         if self.model.generation_config.eos_token_id is None:
             settings["eos_token_id"] = self.eot_token_id
-        return super()._model_generate(context, max_length, stop, **settings)
+        self.cost.num_requests += len(context)
+        try:
+            return super()._model_generate(context, max_length, stop, **settings)
+        except FloatingPointError as error:
+            log.warning("%s: %s", self.where, error)
+            self.cost.num_nonfinite += len(context)
+            return context
 
     def _model_call(self, inps: Tensor, attn_mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
         """Return the logits (B, L, V) of unpadded token ids (B, L), and count the cost; ignore the other arguments."""
@@ -218,9 +225,9 @@ class ImplicitLM(HFLM):
 
 @dataclass
 class RequestCost:
-    """The number of evaluated log-likelihood requests, how many had no finite result, and the solver's work.
+    """The number of evaluated requests, how many had no finite result, and the solver's work.
 
-    The work is that of forward passes that did not diverge. Generation is not counted.
+    The work is that of forward passes that did not diverge. That of generation is not counted.
     """
 
     num_requests: int = 0

@@ -22,6 +22,7 @@ from lm_eval import evaluator
 from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
+from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -219,6 +220,33 @@ def test_an_iteration_that_diverges_gives_no_number_and_is_counted() -> None:
     is_lost = np.isnan(logprobs(lm, asked))
     assert is_lost.tolist() == [len("".join(request.args)) == longest + 1 for request in asked]
     assert (lm.cost.num_nonfinite, lm.cost.num_requests) == (is_lost.sum(), len(asked))
+
+
+def test_a_generation_that_diverges_gives_an_empty_text_and_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = harness_model("llama3")
+    generate, prompts = model.generate, ["a", "for key in"]
+
+    def diverging(input_ids: torch.Tensor, **options: Any) -> torch.Tensor:
+        if input_ids.shape[1] == len(prompts[1]):
+            raise NonFiniteState("the iteration became NaN")
+        return generate(input_ids, **options)
+
+    monkeypatch.setattr(model, "generate", diverging)
+    lm = ImplicitLM(model, harness_tokenizer(), batch_size=1)
+    until = {"until": ["\n\n"], "max_gen_toks": 4, "do_sample": False}
+    asked = [SimpleNamespace(args=(prompt, until), task_name="task") for prompt in prompts]
+    first, second = lm.generate_until(asked, disable_tqdm=True)
+    assert (bool(first), second) == (True, "")
+    assert (lm.cost.num_nonfinite, lm.cost.num_requests) == (1, 2)
+
+
+def test_solver_settings_reach_the_model_inside_a_peft_model() -> None:
+    alone, inside = (harness_model("mamba2", eval_block_len=4) for _ in range(2))
+    adapted = get_peft_model(inside, LoraConfig(r=2, target_modules=["in_proj"], task_type="CAUSAL_LM"))
+    settings = {"eval_mode": "sequential", "eval_max_iter": 2}
+    found = [logprobs(ImplicitLM(it, harness_tokenizer(), batch_size=4, **settings)) for it in (alone, adapted)]
+    assert (inside.solver.eval_mode, inside.solver.eval_max_iter) == ("sequential", 2)
+    np.testing.assert_allclose(*found, rtol=1e-5)
 
 
 def test_solver_settings_change_the_saved_ones_and_explicit_models_have_none() -> None:
