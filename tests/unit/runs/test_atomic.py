@@ -107,6 +107,19 @@ def test_an_existing_directory_is_replaced_as_a_whole(tmp_path: Path) -> None:
     assert names(tmp_path / "old") == ["only-in-new"]
 
 
+def test_other_users_may_read_the_files_of_a_directory_if_the_umask_allows_it(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        with new_directory(tmp_path / "model") as directory:
+            for path in (directory / "model.safetensors", directory / "below" / "state"):
+                path.parent.mkdir(exist_ok=True)
+                path.touch(mode=0o600)  # as safetensors does
+    finally:
+        os.umask(before)
+    found = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "model").rglob("*")}
+    assert found == {"model.safetensors": 0o640, "below": 0o750, "state": 0o640}
+
+
 def test_an_existing_directory_stays_if_the_new_one_cannot_be_moved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from implicit_llm_contracts.runs.run_directory import (
     RunDirectory,
     RunDirectoryBusy,
     is_result_shown,
+    run_directories,
     show_result,
 )
 from tests.refusals import refused
@@ -175,6 +176,21 @@ def test_a_finished_run_is_found_until_a_file_or_its_manifest_changes_and_that_i
     (run.work / "commit.json").write_text("{")
     assert run.find_done() is None
     assert (run.work / "commit.json.bad").exists()
+
+
+def test_run_directories_behind_links_are_found_once_and_last(tmp_path: Path) -> None:
+    results, disk = tmp_path / "results", tmp_path / "disk"
+    for path in (results / "b" / "train" / "x", disk / "moved" / "y", disk / "other" / "z"):
+        (path / "work").mkdir(parents=True)
+    for name, target in {"b/a": "moved", "a": "other", "c": "moved/y", "latest": "../results/b"}.items():
+        (results / name).symlink_to(disk / target)
+    (results / "b" / "loop").symlink_to(results)
+    found = [path.relative_to(results).as_posix() for path in run_directories(results)]
+    assert found == ["b/train/x", "a/z", "c"]
+    (disk / "moved" / "w" / "work").mkdir(parents=True)
+    found = [path.relative_to(results).as_posix() for path in run_directories(results)]
+    assert found == ["b/train/x", "a/z", "c", "b/a/w"]
+    assert list(run_directories(results / "c")) == [results / "c"]
 
 
 def test_another_identity_works_elsewhere_and_its_manifest_is_not_taken_for_ours(run: RunDirectory) -> None:

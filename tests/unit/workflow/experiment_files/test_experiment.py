@@ -270,6 +270,8 @@ def test_what_makes_no_curriculum_is_one_line(items: list[dict[str, Any]], messa
     [
         ("names: {implict: A}", "report.names: .*implict.*did you mean 'implicit'"),
         ("front: {figures: [acuracy-by-length]}", "report.front.figures: .*did you mean 'accuracy-by-length'"),
+        ("names: {implicit: A, explicit: A}", "report.names: implicit and explicit would both be shown as 'A'"),
+        ("names: {implicit: explicit}", "report.names: implicit and explicit would both be shown as 'explicit'"),
     ],
 )
 def test_names_and_figures_of_the_report_are_known_ones(tiny: ExperimentFile, part: str, message: str) -> None:

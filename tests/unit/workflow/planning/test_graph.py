@@ -15,6 +15,7 @@ from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.config.training import TrainConfig
 from implicit_llm_contracts.config.word_problem import WordProblemConfig
 from implicit_llm_contracts.errors import ConfigError
+from implicit_llm_contracts.runs.atomic import StorageError
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import MANIFEST, FileRecord, Manifest, sha256_of
 from implicit_llm_data.stages.word_problem import generate
@@ -26,8 +27,8 @@ from implicit_llm_workflow.experiment_files.yaml_files import experiment_path
 from implicit_llm_workflow.file_digests import FileDigests, Remembered, safe_digests
 from implicit_llm_workflow.planning.graph import build_graph, report_figures, report_tables
 from implicit_llm_workflow.planning.plan import PLANNED, Plan, UnknownTarget
-from implicit_llm_workflow.rules.snakemake_driver import is_name_behind
 from implicit_llm_workflow.rules.snakemake_rules import plan_from_snakemake
+from tests.limits import file_size_limit
 from tests.pages import ROOT
 from tests.refusals import refused
 from tests.unit.workflow.experiments import (
@@ -567,14 +568,23 @@ def test_a_damaged_manifest_is_not_what_is_shown_and_a_damaged_commit_is_stale(
     finished: ExperimentFile, text: str
 ) -> None:
     plan = finished.plan()
-    assert not is_name_behind(plan, "report")
+    assert not plan.shows_another("report")
     (plan.run_dir(plan.nodes["report"]) / "manifest.json").write_text(text)
     assert finished.plan().statuses["report"].state == "fresh"
-    assert is_name_behind(finished.plan(), "report")
+    assert finished.plan().shows_another("report")
     commit = work_of(plan, "report") / "commit.json"
     commit.write_text(text)
     assert keys(finished.plan(), "stale") == {"report"}
     assert str(commit) in finished.plan().statuses["report"].why
+
+
+def test_a_full_disk_stops_the_job_files_with_one_line_and_leaves_no_part_of_one(tiny: ExperimentFile) -> None:
+    plan = tiny.plan()
+    with file_size_limit(10), refused("cannot write .*: files may not be that large", StorageError):
+        plan.write_job_files()
+    assert [path for path in plan.root.rglob("*") if path.is_file()] == []
+    plan.write_job_files()
+    assert plan.identity_file(plan.nodes["report"]).is_file()
 
 
 def test_a_missing_result_makes_nothing_else_stale_and_becomes_a_target(finished: ExperimentFile) -> None:

@@ -134,6 +134,54 @@ def test_while_a_driver_runs_nobody_is_told_to_start_another(
     assert [code for code, _, _ in followed] == [code for code, _, _ in told]
 
 
+def test_after_a_change_was_undone_numbers_and_pages_are_those_of_the_present_settings(
+    capsys: pytest.CaptureFixture[str], finished: ExperimentFile
+) -> None:
+    finished.edit("eval_block_len: 4", "eval_block_len: 2")
+    changed = real_plan(finished)
+    for key in (EVALUATION, "report"):
+        finish_with(changed, key, {"accuracy_last10": {"s3-test-L8-h0.5": {"blockwise": 0.125}}})
+    plan = real_plan(finished.edit("eval_block_len: 2", "eval_block_len: 4"))
+    assert plan.shows_another("report")
+    for command in (("compare", "implicit-s0"), ("report", "--numbers")):
+        out = output(capsys, *command, *where(finished))
+        assert re.search(r"^accuracy_last10 s3-test-L8-h0\.5 blockwise +0\.75", out, re.MULTILINE), out
+        assert "(stale)" not in out
+    page = f"{plan.work['report']}/index.html"
+    assert output(capsys, "report", *where(finished)) == f"{page}\n"
+    assert f"next: nothing, all is done; {page}" in output(capsys, "status", *where(finished))
+
+
+def test_a_renamed_run_has_its_evaluations_and_its_lineage(
+    capsys: pytest.CaptureFixture[str], finished: ExperimentFile
+) -> None:
+    finished.edit("  explicit:", "  plain:")
+    root = real_plan(finished).root
+    for stage in ("train", "evaluate"):
+        (root / stage / "explicit-s0").rename(root / stage / "plain-s0")
+    assert numbers(compared(finished, "plain"), "evaluation")["accuracy_last10 s3-test-L8-h0.5 parallel"] == ["0.25"]
+    evaluation = root / "evaluate/plain-s0/explicit/word-problem"
+    verified = output(capsys, "lineage", str(evaluation), "--verify")
+    assert "evaluate/plain-s0/explicit/word-problem" in verified
+    assert "train/plain-s0/explicit" in verified
+    assert ": none broken" in verified
+    readers = output(capsys, "lineage", str(root / "train/plain-s0/explicit"), "--forward")
+    assert "evaluate/plain-s0/explicit/word-problem" in readers
+
+
+def test_results_in_a_linked_folder_have_their_lineage(
+    capsys: pytest.CaptureFixture[str], finished: ExperimentFile
+) -> None:
+    root = real_plan(finished).root
+    for folder in (root / "train/implicit-s0", root):
+        moved = finished.path.parent / "larger disk" / folder.name
+        moved.parent.mkdir(exist_ok=True)
+        folder.rename(moved)
+        folder.symlink_to(moved)
+    assert ": none broken" in output(capsys, "lineage", str(root / "report"), "--verify")
+    assert "<- " not in output(capsys, "gc", *where(finished))
+
+
 def test_a_solver_that_only_one_has_is_no_difference_of_null(finished: ExperimentFile) -> None:
     found = shown(compared(finished, "implicit-s0", "explicit"))
     assert (found["phase.solver.tol"], found["input start"]) == (("0.1", "-"), (UNROLLED, "-"))

@@ -1,6 +1,8 @@
 """Why jobs run, what they take and what stays."""
 
+import errno
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from implicit_llm_contracts.runs.atomic import write_json
 from implicit_llm_contracts.runs.identity import config_differences
 from implicit_llm_workflow.estimates import Cost, total_text
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.planning.staleness import ACCEPTED, AcceptedUnreadable
+from implicit_llm_workflow.planning.staleness import ACCEPTED, AcceptedUnreadable, read_acceptance
 from implicit_llm_workflow.results.accept import (
     NotAcceptable,
     chosen_jobs,
@@ -18,6 +20,8 @@ from implicit_llm_workflow.results.accept import (
 )
 from implicit_llm_workflow.results.explain import as_json, explain, headline, lines_below, running_table
 from implicit_llm_workflow.results.job_states import JobView
+from implicit_llm_workflow.results.listing import experiments
+from tests.refusals import refused
 from tests.unit.workflow.experiments import ALL, EVALUATIONS, EXPLICIT, FREE, TEST_SETS, ExperimentFile, keys, work_of
 
 GPU = "NVIDIA H200"
@@ -251,3 +255,14 @@ def test_a_damaged_record_is_an_error_that_names_it(finished: ExperimentFile, te
     path = finished.beside("results/tiny/report/accepted.json", text)
     with pytest.raises(AcceptedUnreadable, match=str(path)):
         _ = finished.plan().statuses
+    (listed,) = experiments({"tiny": str(finished.path)}, finished.path.parent / "results")
+    assert (listed.error or "").startswith(f"{path}: is no accepted exception")
+
+
+def test_a_folder_that_may_not_be_read_is_named(finished: ExperimentFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    with refused(r"report/accepted.json: cannot be read \(Permission denied\); ask its owner", AcceptedUnreadable):
+        read_acceptance(finished.path.parent / "results/tiny/report")

@@ -1,19 +1,25 @@
 """What can be deleted and what is damaged: freed files and what they do to the plan, and every byte of a manifest."""
 
+import errno
 import os
 import shutil
 from pathlib import Path
+from typing import IO
 
 import pytest
 
+from implicit_llm_contracts.runs import manifest
+from implicit_llm_contracts.runs.atomic import StorageError
 from implicit_llm_workflow import console
 from implicit_llm_workflow.commands.options import make_plan
 from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.results import garbage
 from implicit_llm_workflow.results.explain import explain
 from implicit_llm_workflow.results.garbage import FORMER, Garbage, delete, find_garbage
 from implicit_llm_workflow.results.job_states import JobView, holder_of, observe
 from implicit_llm_workflow.results.verify import with_shards
 from implicit_llm_workflow.rules.snakemake_driver import withdraw
+from tests.refusals import refused
 from tests.unit.workflow.experiments import (
     START_S,
     TINY,
@@ -86,6 +92,21 @@ def test_results_of_former_settings_and_of_no_job_are_listed_and_deleted_on_requ
     assert not any(path.exists() for path in removed)
     assert find_garbage(plan) == []
     assert all(status.state == "fresh" for status in real_plan(made).statuses.values())
+
+
+def test_a_linked_folder_may_belong_to_another_experiment_and_is_kept(
+    capsys: pytest.CaptureFixture[str], made: ExperimentFile
+) -> None:
+    root = real_plan(made).root
+    for stage in ("train", "data"):
+        (root / stage).rename(root.parent / stage)
+        (root / stage).symlink_to(root.parent / stage)
+    made.edit("seeds: [0, 1]", "seeds: [0]")
+    make_all(real_plan(made))
+    said = gc(capsys, made, "--remove")
+    assert "evaluate/implicit-s1/free/word-problem: of no job of the experiment" in said
+    assert str(root / "train") not in said
+    assert (root / "train/implicit-s1/free/manifest.json").is_file()
 
 
 def test_what_a_silent_job_on_another_machine_holds_is_kept(
@@ -199,6 +220,27 @@ def test_what_cannot_be_freed_is_one_line(
     assert message in refusal(capsys, "gc", *words, *where(tiny))
 
 
+def test_a_full_disk_is_freed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, made: ExperimentFile
+) -> None:
+    """The name of the process does not fit into the lock, and the note fits only after the larger files are gone."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    plan, write = real_plan(made), garbage.write_json
+
+    def write_if_free(path: Path, value: object) -> None:
+        assert not list(path.parent.rglob("*.safetensors"))
+        write(path, value)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(garbage, "write_json", write_if_free)
+    assert "jobs freed: 1;" in gc(capsys, made, "--payload", FREE)
+    assert names(plan, FREE) == {*KEPT, "freed.json"}
+    assert plan.look()[FREE].is_freed
+
+
 def test_a_pattern_leaves_out_what_cannot_be_freed(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
     plan = real_plan(tiny)
     make_all(plan, without=(EVALUATION,))
@@ -254,8 +296,27 @@ def test_a_missing_a_cut_and_a_changed_file_are_told_apart_with_their_job(
     assert f"broken {changed}: expected sha256" in out
     assert "3 broken" in out
     assert "3 broken" in verify(data, capsys, str(data))
+    assert f"rm -f {data / 'manifest.json'}" in verify(data, capsys)
     verify(data, capsys, OTHER, code=0)
     assert "not made yet: 1 of 1 jobs" in verify(data, capsys, "train/explicit-s0/explicit", code=0)
+
+
+def test_a_file_that_may_not_be_read_is_not_to_be_made_again(
+    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unreadable = min(data.glob("work/*/shards/*.npy"))
+
+    def opened(path: Path, mode: str) -> IO[bytes]:
+        if path == unreadable:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return open(path, mode)
+
+    monkeypatch.setattr(manifest, "open", opened, raising=False)
+    out = verify(data, capsys)
+    assert f"broken {unreadable}: cannot be read (Permission denied) (job {DATA})" in out
+    assert "rm -f" not in out
+    with refused(f"cannot read {unreadable}: permission denied; ask its owner", StorageError):
+        manifest.Manifest.read(data / "manifest.json").verify(data)
 
 
 @pytest.mark.parametrize("damage", ["{", '{"stage": "data"}', None])

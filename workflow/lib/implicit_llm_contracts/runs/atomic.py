@@ -154,6 +154,7 @@ def size_difference(path: Path, size: int) -> str:
 def commit_directory(tmp_dir: Path, final_dir: Path) -> None:
     """Move the finished directory `tmp_dir` to `final_dir`, after an fsync of all its files and folders.
 
+    Its files get the permissions of their folder, that is of the umask; safetensors lets only the owner read them.
     An existing `final_dir` is moved aside and then deleted. Between the two renames there is no `final_dir`, but there
     is never an incomplete one. If the second rename fails, the old directory gets its name back.
     Raises: StorageError; `tmp_dir` then still exists, unless only the last fsync failed.
@@ -161,6 +162,9 @@ def commit_directory(tmp_dir: Path, final_dir: Path) -> None:
     with storage_errors(final_dir):
         faults.point("atomic.before_tree_fsync")
         for root, _, file_names in os.walk(tmp_dir):
+            permissions = Path(root).stat().st_mode & 0o666
+            for name in file_names:
+                Path(root, name).chmod(permissions)
             for name in (*file_names, ""):
                 fsync_file(Path(root, name))
         aside = temporary_name(final_dir)

@@ -56,8 +56,8 @@ class ResultError(Exception):
 def locked(path: Path, busy: Callable[[str], UserError], command: str = "") -> Iterator[None]:
     """Hold a lock on the file `path`; the kernel releases the lock when the process ends for any reason.
 
-    The file names the process, after `command` if that is given. It is emptied at the end, because another machine may
-    not see the lock itself; after a kill it still names the process.
+    The file names the process, after `command` if that is given, unless the disk is full. It is emptied at the end,
+    because another machine may not see the lock itself; after a kill it still names the process.
     Raises: StorageError; if another process holds the lock, the error `busy(holder)`, where the holder is a text such
         as "process 7 on HOST".
     """
@@ -74,7 +74,8 @@ def locked(path: Path, busy: Callable[[str], UserError], command: str = "") -> I
     _held_locks.add(descriptor)
     try:
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{command}{_this_process()}\n".encode(), 0)
+        with suppress(OSError):  # a full disk, on which `gc` must be able to free space; the lock holds without a name
+            os.pwrite(descriptor, f"{command}{_this_process()}\n".encode(), 0)
         yield
     finally:
         if descriptor in _held_locks:  # false in a forked child, which has closed the descriptor
@@ -276,17 +277,36 @@ def job_key(stage: str, name: str) -> str:
 
 
 def experiment_folder(run_dir: Path, key: str) -> Path | None:
-    """Return the folder results/<config> of the job `key`, or None if `run_dir` does not end with `key`."""
-    return run_dir.parents[key.count("/")] if run_dir.as_posix().endswith(f"/{key}") else None
+    """Return the folder results/<config> of the job `key`, or None if `run_dir` is not where such a job would be.
+
+    The run may have been renamed since, so only the stage and the number of parts of `key` count.
+    """
+    stage, *names = key.split("/")
+    above = run_dir.parts[: len(run_dir.parts) - len(names)]
+    return run_dir.parents[len(names)] if above and above[-1] == stage else None
 
 
 def run_directories(root: Path) -> Iterator[Path]:
-    """Yield the run directories below `root` in which a job has worked, in the order of their paths."""
-    for folder, names, files in os.walk(root):
-        if WORK in names or MANIFEST in files:
-            yield Path(folder)
-            names.clear()
-        names.sort()
+    """Yield the run directories below `root` in which a job has worked, in the order of their paths.
+
+    Those that only links lead to come last, each once.
+    """
+    waiting, walked, found = [root], list[Path](), set[Path]()
+    for top in waiting:
+        real = top.resolve()
+        if any(real.is_relative_to(other) for other in walked):
+            continue
+        walked.append(real)
+        for folder, names, files in os.walk(top):
+            if WORK in names or MANIFEST in files:
+                path = Path(folder)
+                place = real / path.relative_to(top)
+                if place not in found:
+                    found.add(place)
+                    yield path
+                names.clear()
+            names.sort()
+            waiting += [path for name in names if (path := Path(folder, name)).is_symlink()]
 
 
 def _close_inherited_locks() -> None:

@@ -52,7 +52,7 @@ def report(
         return
     page = plan.nodes["report"]
     if plan.statuses[page.key].state == "fresh":
-        typer.echo(str(plan.run_dir(page) / "index.html"))
+        typer.echo(str(plan.page(page)))
         return
     lacking = sum(plan.statuses[key].state != "fresh" for key in page.upstream.values())
     typer.echo(f"{lacking} of the report's {len(page.upstream)} results are missing or stale")
@@ -242,21 +242,22 @@ def verify(
     files, damaged = recorded_files(manifests.items())
     if unfinished := len(nodes) - len(manifests):
         typer.echo(f"not made yet: {unfinished} of {len(nodes)} jobs")
-    if jobs := _check(f"{len(manifests)} jobs", files, damaged):
-        typer.echo("\n    ".join(["To make them again:", *rebuild_commands(plan, jobs, jobs)]))
+    if broken := _check(f"{len(manifests)} jobs", files, damaged):
+        if jobs := [item.job for item in broken if not item.is_unreadable]:
+            typer.echo("\n    ".join(["To make them again:", *rebuild_commands(plan, jobs, jobs)]))
         raise typer.Exit(EXIT_BROKEN)
 
 
 def _check(
     what: str, files: Sequence[RecordedFile], damaged: Sequence[Broken], *, to_stderr: bool = False
-) -> list[str]:
-    """Check the files, print the broken ones, and return their jobs."""
+) -> list[Broken]:
+    """Check the files, and print and return the broken ones."""
     broken = [*damaged, *check_files(files)]
     size = size_text(sum(file.record.size for file in files))
     typer.echo(f"{what}, {len(files):,} files, {size}: {len(broken) or 'none'} broken", err=to_stderr)
     for item in broken:
         typer.echo(f"broken {item.path}: {item.why} (job {item.job})", err=to_stderr)
-    return [item.job for item in broken]
+    return broken
 
 
 mlflow = typer.Typer(

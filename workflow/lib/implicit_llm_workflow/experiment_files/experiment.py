@@ -162,7 +162,7 @@ def build_experiment(values: Mapping[str, Any], files: ConfigFiles) -> Experimen
     report = _report(file, runs, kinds, source)
     read = {"values": values, "path": str(files.path), "source": source, "known": files.known}
     experiment = Experiment(file.name, source, data, runs, evaluations, report, peers, excerpts, kinds, read)
-    for check in (_check_peers, _check_evaluations, _check_splits, _check_repeated, _check_origins):
+    for check in (_check_names, _check_peers, _check_evaluations, _check_splits, _check_repeated, _check_origins):
         check(experiment)
     return experiment
 
@@ -186,6 +186,19 @@ def _report(file: ExperimentFile, runs: Mapping[str, Run], kinds: Kinds, source:
     check_keys(config.names, runs, f"{at}.names")
     check_keys(config.front.figures, figures_with(kinds), f"{at}.front.figures")
     return file.report
+
+
+def _check_names(experiment: Experiment) -> None:
+    """Refuse one name for two models of a data set, which the report would average like seeds of one model."""
+    names, owners = experiment.report.get("names", {}), dict[tuple[str, str], str]()
+    for model in experiment.models:
+        shown = names.get(model.name, model.name)
+        other = owners.setdefault((model.data, shown), model.name)
+        if other != model.name:
+            raise ConfigError(
+                f"{experiment.source}: report.names: {other} and {model.name} would both be shown as {shown!r}, and "
+                "the report would average them like seeds; give them different names"
+            )
 
 
 def _check_peers(experiment: Experiment) -> None:

@@ -13,10 +13,16 @@ from typing import Any
 
 from implicit_llm_contracts.errors import ConfigError, UserError
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs.atomic import read_object
+from implicit_llm_contracts.runs.atomic import read_object, storage_errors, temporary_name
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest
-from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, WORK, committed, work_directory
+from implicit_llm_contracts.runs.run_directory import (
+    FINGERPRINT_DIGITS,
+    WORK,
+    committed,
+    is_result_shown,
+    work_directory,
+)
 from implicit_llm_contracts.runs.stage_context import MODEL_ROLE
 from implicit_llm_workflow.experiment_files.experiment import Experiment
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path, read_yaml
@@ -353,6 +359,20 @@ class Plan:
         """Return the reason for each stale result, by the key of its job."""
         return {key: status.why for key, status in self.statuses.items() if status.state == "stale"}
 
+    def shows_another(self, key: str) -> bool:
+        """Return whether the wanted result exists but the job's run directory shows another result.
+
+        This is so after the undoing of a change, until the next start of Snakemake.
+        """
+        status = self.statuses[key]
+        is_there = status.state == "fresh" and status.is_declared
+        return is_there and not is_result_shown(self.root / key, Path(self.work[key]))
+
+    def page(self, node: Node) -> Path:
+        """Return the path of the page that a report or excerpt wrote; if it is fresh, that of the wanted result."""
+        folder = Path(self.work[node.key]) if self.shows_another(node.key) else self.run_dir(node)
+        return folder / "index.html"
+
     def recorded(self, node: Node) -> Path | None:
         """Return the path of the manifest in the work folder of the recorded result, or else of the wanted one.
 
@@ -364,9 +384,17 @@ class Plan:
 
 
 def _write_if_changed(path: Path, text: str) -> None:
-    """Write the text unless the file already contains it. Nothing is synced, because there are thousands of files."""
-    if not path.exists() or path.read_text(encoding="utf-8") != f"{text}\n":
+    """Write the text unless the file already contains it. Nothing is synced, because there are thousands of files.
+
+    Raises: StorageError; no temporary file remains.
+    """
+    if path.exists() and path.read_text(encoding="utf-8") == f"{text}\n":
+        return
+    temporary = temporary_name(path)
+    with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(f"{text}\n", encoding="utf-8")
-        temporary.replace(path)
+        try:
+            temporary.write_text(f"{text}\n", encoding="utf-8")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)

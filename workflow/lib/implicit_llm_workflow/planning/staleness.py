@@ -67,7 +67,10 @@ def read_acceptance(run_dir: Path) -> Acceptance | None:
         return fill(Acceptance, json.loads(path.read_bytes()), "accepted")
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, ConfigError) as error:
+    except OSError as error:
+        reason = f"cannot be read ({error.strerror}); ask its owner to let you read {run_dir}"
+        raise AcceptedUnreadable(f"{path}: {reason}") from error
+    except (ValueError, ConfigError) as error:
         raise AcceptedUnreadable(f"{path}: is no accepted exception ({error}); delete the file to revoke it") from error
 
 

@@ -6,7 +6,7 @@ A comparison side by side also shows the differences in settings, code and input
 import os
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, islice
 from pathlib import Path
@@ -43,10 +43,15 @@ class NotComparable(UserError):
 
 @dataclass(frozen=True)
 class ComparedColumn:
-    """A column of a comparison: one result, or the results of all finished seeds of a run."""
+    """A column of a comparison: one result, or the results of all finished seeds of a run.
+
+    `wanted`: the fingerprints of the plan's results. Numbers come from these if there are several results of one
+    evaluation; without a plan, from those that the run directories show.
+    """
 
     label: str
     results: tuple[Lineage, ...]
+    wanted: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,12 @@ def find_columns(names: Sequence[str], plan: Plan | None) -> list[ComparedColumn
         next((label for label, count in zip(item, counts, strict=True) if count[label] == 1), item[-1])
         for item in choices
     ]
-    return [ComparedColumn(label, tuple(results)) for label, (_, results) in zip(labels, found, strict=True)]
+    wanted = frozenset() if plan is None else _wanted(plan)
+    return [ComparedColumn(label, tuple(results), wanted) for label, (_, results) in zip(labels, found, strict=True)]
+
+
+def _wanted(plan: Plan) -> frozenset[str]:
+    return frozenset(identity.fingerprint for identity in plan.identities.values())
 
 
 def is_folder(name: str) -> bool:
@@ -229,7 +239,7 @@ def _settings(manifest: Manifest) -> dict[str, str]:
 
 def number_rows(columns: Sequence[ComparedColumn]) -> list[NumberRow]:
     """Return a row for each number that any of the results has, section by section."""
-    tables = [[dict(_numbers(result)) for result in column.results] for column in columns]
+    tables = [[dict(_numbers(result, column.wanted)) for result in column.results] for column in columns]
     names = dict.fromkeys(name for column in tables for numbers in column for name in numbers)
     sections = list(dict.fromkeys(section for section, _ in names))
     return [
@@ -238,25 +248,25 @@ def number_rows(columns: Sequence[ComparedColumn]) -> list[NumberRow]:
     ]
 
 
-def _numbers(result: Lineage) -> Iterator[tuple[tuple[str, str], float]]:
+def _numbers(result: Lineage, wanted: Container[str]) -> Iterator[tuple[tuple[str, str], float]]:
     """Yield the section, name and value of each number of a result."""
     summaries = [(AT_END, {key: item for key, item in result.top.manifest.summary.items() if key != _DATA})]
-    summaries += [(f"evaluation {name}", recorded.summary) for name, recorded in _evaluations(result.top)]
+    summaries += [(f"evaluation {name}", recorded.summary) for name, recorded in _evaluations(result.top, wanted)]
     for section, summary in summaries:
         for path, value in _leaves(summary):
             if isinstance(value, int | float) and not isinstance(value, bool):
                 yield (section, " ".join(path).removeprefix("metrics ")), float(value)
 
 
-def _evaluations(model: Result) -> Iterator[tuple[str, Manifest]]:
+def _evaluations(model: Result, wanted: Container[str]) -> Iterator[tuple[str, Manifest]]:
     """Yield the name and manifest of each evaluation that has a finished result for exactly this model."""
     folder = model.root / "evaluate" / "/".join(run_and_phase(model.key))
     for run_dir in run_directories(folder):
         paths = [run_dir / MANIFEST, *committed_below(run_dir)]  # the published one comes first
         manifests = filter(None, map(Manifest.find, paths))
-        found = next((item for item in manifests if item.upstream.get("model") == model.fingerprint), None)
-        if found is not None:
-            yield run_dir.name, found
+        found = [item for item in manifests if item.upstream.get("model") == model.fingerprint]
+        if found:
+            yield run_dir.name, next((item for item in found if item.fingerprint in wanted), found[0])
 
 
 def view(columns: Sequence[ComparedColumn]) -> Iterator[RenderableType]:
@@ -320,14 +330,16 @@ def _finished(plan: Plan, run: Run) -> Iterator[ComparedColumn]:
         paths = [path for key in keys if (path := plan.recorded(plan.nodes[key])) is not None]
         if paths:
             label = _marked(f"{run.name}/{phase.name}", plan, jobs)
-            yield ComparedColumn(label, tuple(Lineage(Result.read(path), None, {}) for path in paths))
+            results = tuple(Lineage(Result.read(path), None, {}) for path in paths)
+            yield ComparedColumn(label, results, _wanted(plan))
 
 
 def where_to_look(plan: Plan) -> Iterator[str]:
     """Yield the report's path or the command that makes it, then the URI of MLflow or the command that opens it."""
-    page = plan.root / "report/index.html"
-    make = how_to_make(plan, [plan.nodes["report"]])
-    yield f"report: {page}" if page.is_file() else f"report: not made yet; {make}"
+    report = plan.nodes["report"]
+    page, make = plan.page(report), how_to_make(plan, [report])
+    state = "stale" if page.is_file() else "not made yet"
+    yield f"report: {page}" if plan.statuses[report.key].state == "fresh" else f"report: {state}; {make}"
     uri = os.environ.get("MLFLOW_TRACKING_URI")
     store = shlex.quote(sqlite_uri(plan.root.parent / "mlflow.db"))
     yield f"MLflow: {without_password(uri)}" if uri else f"MLflow: mlflow ui --backend-store-uri {store}"

@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 from implicit_llm_contracts.errors import UserError
-from implicit_llm_contracts.runs.atomic import temporary_name, write_json
+from implicit_llm_contracts.runs.atomic import fsync_directory, temporary_name, write_json
 from implicit_llm_contracts.runs.run_directory import (
     FINGERPRINT_DIGITS,
     FREED,
@@ -48,7 +48,7 @@ def find_garbage(plan: Plan) -> list[Garbage]:
     A fingerprint is in use if it belongs to a recorded result of a job, or to a direct or indirect input of a recorded
     or wanted result. So a stale result keeps its lineage, except for inputs whose run directories belong to no job. Run
     directories in which a process works are omitted. A process on another machine counts as working until SILENT_S
-    after its last write.
+    after its last write. Folders that are links are omitted too, because they may belong to another experiment.
     """
     recorded = [status.recorded for status in plan.statuses.values() if status.recorded is not None]
     used = {identity.fingerprint for identity in plan.identities.values()}
@@ -57,7 +57,7 @@ def find_garbage(plan: Plan) -> list[Garbage]:
     known = {plan.run_dir(node) for node in plan.nodes.values()}
     found = []
     for run_dir in chain.from_iterable(run_directories(plan.root / stage) for stage in STAGES):
-        if not _is_worked_in(run_dir):
+        if not _is_linked(run_dir, plan.root) and not _is_worked_in(run_dir):
             works = (path for path in sorted((run_dir / WORK).glob("*")) if path.is_dir())
             # A folder "<digits>.previous" is in use if the result with these digits is in use.
             former = [(path, FORMER) for path in works if path.name.partition(".")[0] not in names]
@@ -136,15 +136,24 @@ def free(plan: Plan, key: str) -> tuple[int, int]:
     size = sum(path.stat().st_size for path in files)
     about = {"when": datetime.now(UTC).isoformat(timespec="seconds"), "files": len(files), "bytes": size}
     pointing = [name for name in plan.nodes if key in pointed_to(plan.nodes, name)]
-    for freed in (*(Path(plan.work[name]) for name in pointing), work) if files else ():
-        write_json(freed / FREED, about)  # first, so that a kill during the deletion leaves a freed result
+    marked = [*(Path(plan.work[name]) for name in pointing), work] if files else []
+    for freed in marked:  # first, so that a kill during the deletion leaves freed results
+        (freed / FREED).touch()  # an empty file, which fits on a full disk
+        fsync_directory(freed)
         remove_declared(freed)
     for path in files:
         path.unlink()
+    for freed in marked:
+        write_json(freed / FREED, about)
     for folder in sorted((path for path in work.rglob("*") if path.is_dir()), reverse=True):
         if not any(folder.iterdir()):
             folder.rmdir()
     return len(files), size
+
+
+def _is_linked(run_dir: Path, root: Path) -> bool:
+    """Return whether the run directory or a folder between it and `root` is a link."""
+    return any(path.is_symlink() for path in (run_dir, *run_dir.parents) if path.is_relative_to(root) and path != root)
 
 
 def _is_worked_in(run_dir: Path) -> bool:

@@ -57,7 +57,10 @@ class Result:
 
     @property
     def key(self) -> str:
-        return job_key(self.manifest.stage, self.manifest.name)
+        """The job's path below the folder of the experiment; for a run directory that was moved, the recorded one."""
+        recorded = job_key(self.manifest.stage, self.manifest.name)
+        root = experiment_folder(self.run_dir, recorded)  # its run may have been renamed since
+        return recorded if root is None else self.run_dir.relative_to(root).as_posix()
 
     @property
     def fingerprint(self) -> str:
@@ -66,7 +69,8 @@ class Result:
     @property
     def root(self) -> Path:
         """The folder of the experiment; for a run directory that was moved, the folder that contains it."""
-        return experiment_folder(self.run_dir, self.key) or self.run_dir.parent
+        recorded = job_key(self.manifest.stage, self.manifest.name)
+        return experiment_folder(self.run_dir, recorded) or self.run_dir.parent
 
     @cached_property
     def provenance(self) -> Mapping[str, Any]:

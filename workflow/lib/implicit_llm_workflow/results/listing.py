@@ -67,11 +67,11 @@ def _listed(name: str, file: str, results: Path) -> Listed:
         experiment = known_experiment(name, file)
         check_place(experiment, results)
         plan = Plan(experiment, results)
+        states = [plan.statuses[key].state for key in plan.wanted]
+        costs = CostModel(plan)
+        found = [costs.whole(node) for node in plan.nodes.values() if node.stage == "train"]
     except (UserError, OSError) as error:
         return Listed(name, about, error=str(error))
-    costs = CostModel(plan)
-    found = [costs.whole(node) for node in plan.nodes.values() if node.stage == "train"]
-    states = [plan.statuses[key].state for key in plan.wanted]
     known = sum(cost.hours for cost in found if cost.hours is not None and cost.unit == "gpu")
     has_unknown = any(cost.hours is None for cost in found)
     return Listed(name, about, len(states), states.count("fresh"), known, has_unknown)

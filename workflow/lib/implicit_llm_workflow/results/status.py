@@ -121,7 +121,7 @@ def next_step(snapshot: Snapshot) -> str:
     plan = snapshot.plan
     if snapshot.is_done:
         keys = [key for key in snapshot.targets or snapshot.jobs if plan.nodes[key].stage in PAGES]
-        pages = "".join(f"; {plan.root / key / 'index.html'}" for key in keys)
+        pages = "".join(f"; {plan.page(plan.nodes[key])}" for key in keys)
         gone = len(snapshot.of("waiting"))
         return f"nothing, all is done{pages}{f'; {gone:,} of its inputs are gone and not needed' if gone else ''}"
     if snapshot.is_driven and plan.is_driver_stopping:

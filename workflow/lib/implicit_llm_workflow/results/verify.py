@@ -31,11 +31,15 @@ class RecordedFile:
 
 @dataclass(frozen=True)
 class Broken:
-    """A broken file of a job, or an input that was not found (`path` is then its role), and the reason."""
+    """A broken file of a job, or an input that was not found (`path` is then its role), and the reason.
+
+    `is_unreadable`: whether the file cannot be read, so that nobody knows whether it is damaged.
+    """
 
     job: str
     path: Path
     why: str
+    is_unreadable: bool = False
 
 
 def recorded_files(manifests: Iterable[tuple[str, Path]]) -> tuple[list[RecordedFile], list[Broken]]:
@@ -58,9 +62,9 @@ def check_files(files: Sequence[RecordedFile]) -> list[Broken]:
     bar = tqdm(total=size, unit="B", unit_scale=True, unit_divisor=1024, desc="verify", disable=None)
     broken = []
     with bar, ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
-        for file, why in zip(files, pool.map(_difference, files), strict=True):
+        for file, found in zip(files, pool.map(_check, files), strict=True):
             bar.update(file.record.size)
-            broken += [Broken(file.job, file.path, why)] if why else []
+            broken += [found] if found is not None else []
     return broken
 
 
@@ -116,9 +120,11 @@ def _are_equal(one: Path, other: Path) -> bool:
         return False
 
 
-def _difference(file: RecordedFile) -> str:
-    """Return how the file differs from its record, or "" if it does not."""
+def _check(file: RecordedFile) -> Broken | None:
+    """Return how the file differs from its record, or None if it does not."""
     try:
-        return file.record.difference(file.path)
+        why = file.record.difference(file.path)
     except OSError as error:
-        return f"cannot be read ({error.strerror})"
+        why = f"cannot be read ({os.strerror(error.errno or 0)})"
+        return Broken(file.job, file.path, why, is_unreadable=True)
+    return Broken(file.job, file.path, why) if why else None

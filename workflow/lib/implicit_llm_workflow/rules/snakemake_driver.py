@@ -34,7 +34,6 @@ from implicit_llm_contracts.runs.run_directory import (
     AGAIN,
     WORK,
     committed,
-    is_result_shown,
     locked,
     show_result,
 )
@@ -101,7 +100,7 @@ class Driver:
             outputs = {plan.manifest(node): key for key, node in plan.nodes.items()}
             self._forced = {outputs[path] for path in forced_outputs(self._workflow, self._call, set(outputs))}
             report("stale", plan.stale(), plan, self._logger.info)
-            behind = dict.fromkeys((key for key in plan.nodes if is_name_behind(plan, key)), "the wanted one is there")
+            behind = dict.fromkeys(filter(plan.shows_another, plan.nodes), "the wanted one is there")
             report("shows another result", behind, plan, self._logger.info)
             if does_run:
                 show_results(plan, behind)
@@ -167,13 +166,6 @@ class Driver:
                 self._logger.warning("interrupted: MLflow lacks some metrics, which `implicit-llm mlflow rebuild` adds")
 
 
-def is_name_behind(plan: Plan, key: str) -> bool:
-    """Return whether the wanted result exists but its run directory shows another result."""
-    status = plan.statuses[key]
-    is_there = status.state == "fresh" and status.is_declared
-    return is_there and not is_result_shown(plan.root / key, Path(plan.work[key]))
-
-
 def show_results(plan: Plan, behind: Iterable[str]) -> None:
     """Publish the wanted results of the jobs `behind` in their run directories.
 
@@ -201,8 +193,9 @@ def withdraw(plan: Plan, forced: Collection[str], outputs: Collection[str]) -> N
         )
     for work in (Path(plan.work[node.key]) for node in found):
         if committed(work) is not None:
-            (work / AGAIN).touch()
-            remove_declared(work)
+            with storage_errors(work):
+                (work / AGAIN).touch()
+                remove_declared(work)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
