@@ -146,7 +146,7 @@ class GraphRunner(Runner):
     def _can_step(self, model: ImplicitForCausalLM, ids_BL: Tensor, cache: ConvergedStateCache | None) -> bool:
         """Return whether to run this training step from a graph: graphs are wanted, and a graph can record the step.
 
-        A graph cannot record the head if it must be called, because its hooks would not run again.
+        A head that must be called is excluded, because its hooks would not run at a replay.
 
         fp16 is excluded, because its loss is scaled before the backward pass and the graph would not apply the scale.
         """

@@ -59,8 +59,9 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
 
     @property
     def calls_head(self) -> bool:
-        """Whether the head must be called, because its weight is not all of it (`touched_module`, or a bias)."""
-        return touched_module(self.lm_head, {nn.Linear}) is not None or self.lm_head.bias is not None
+        """Whether the head must be called: it has another class, a bias, a hook or an adapter (`touched_module`)."""
+        head: nn.Module = self.lm_head
+        return type(head) is not nn.Linear or head.bias is not None or touched_module(head, {nn.Linear}) is not None
 
     @can_return_tuple
     def forward(
@@ -182,7 +183,9 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
         Raises: ValueError for a prompt that ends in padding, because transformers would generate after the padding.
         """
         mask, cache = kwargs.get("attention_mask"), kwargs.get("past_key_values")
-        is_prompt = bool(kwargs.get("is_first_iteration")) or cache is None or cache.get_seq_length() == 0
+        # A later turn starts with a filled cache; a chunk of a prompt comes without `next_sequence_length`.
+        is_turn = bool(kwargs.get("is_first_iteration")) and "next_sequence_length" in kwargs
+        is_prompt = is_turn or cache is None or cache.get_seq_length() == 0
         if mask is not None and is_prompt and not bool(mask[:, -1].all()):
             raise ValueError(
                 "attention_mask: a prompt ends in padding, and generation would continue from there; pad on the left "

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from implicit_llm.training.distributed import gather_on_main
+from implicit_llm.training.distributed import gather_on_main, max_over_ranks
 from implicit_llm.training.optimizer import local_part
 from implicit_llm_contracts.errors import UserError
 
@@ -55,8 +55,9 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dic
     """
     local = local_part(optimizer)
     names, state = _names_in_order(local, model), local.state_dict()["state"]
+    is_updated = bool(state) if local is optimizer else max_over_ranks(bool(state)) > 0
     for number, parameter in enumerate(_parameters(local)):
-        if state and number not in state:
+        if is_updated and number not in state:
             moments = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
             state[number] = {"step": torch.zeros(()), **moments}
     own = {f"{names[number]}.{key}": value for number, values in state.items() for key, value in values.items()}

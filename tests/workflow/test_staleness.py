@@ -232,7 +232,7 @@ def test_freed_files_are_made_again_when_a_job_needs_them(project: Project) -> N
     project.edit(project.config, "tol: 0.1", "tol: 0.2")
     said = project.snakemake()
     assert f"stale: results/tiny/{unrolled} (its files were freed, and train/implicit-s0/free needs them)" in said
-    assert not (work / "freed.json").exists()
+    assert not (work / "freed").exists()
     assert NOTHING in project.snakemake("--dry-run")
 
 

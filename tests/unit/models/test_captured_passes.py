@@ -422,3 +422,12 @@ def test_a_capture_that_fails_in_evaluation_keeps_the_runner_that_all_ranks_have
     torch.testing.assert_close(captured, plain)
     assert no_memory.capture.called
     assert (model.base.runner is graphs) == has_reducer
+
+
+def test_a_step_with_a_hook_on_the_head_is_not_captured() -> None:
+    model, ids = _captured(MAMBA, **FREE), torch.randint(37, (2, 6))
+    calls: list[int] = []
+    model.lm_head.register_forward_hook(lambda *_: calls.append(1))
+    for _ in range(3):
+        model(input_ids=ids, labels=ids).loss.backward()
+    assert (len(calls), model.base.runner.step) == (3, None)

@@ -119,8 +119,12 @@ def test_the_loss_is_over_shifted_labels_and_aligned_ones_on_request_with_and_wi
 
 
 class _OtherHead(nn.Linear):
+    def __init__(self, *sizes: int, bias: bool) -> None:
+        super().__init__(*sizes, bias=bias)
+        self.added = nn.Linear(*sizes, bias=bias)
+
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return 2 * super().forward(input)
+        return super().forward(input) + self.added(input)
 
 
 @KINDS

@@ -121,7 +121,11 @@ def test_the_lstm_refuses_what_it_would_ignore(arguments: dict[str, Any], error:
 def test_a_prompt_is_padded_on_the_left_or_between(make_model, family: str) -> None:
     for mask in ([[1, 1, 1], [0, 1, 1]], [[1, 1, 1], [1, 0, 1]]):
         assert _generate_after(make_model(family, dtype=torch.float32), mask).shape == (2, 5)
-    assert _generate_again(make_model(family, dtype=torch.float32), -2).shape == (2, 10)
+    model = make_model(family, dtype=torch.float32)
+    assert _generate_again(model, -2).shape == (2, 10)
+    mask = torch.tensor([[1, 1, 1, 0, 1, 1], [1, 1, 1, 1, 1, 1]])  # the second chunk ends in padding
+    settings = {"max_new_tokens": 2, "pad_token_id": 0, "prefill_chunk_size": 2}
+    assert model.generate(IDS.repeat(1, 2), attention_mask=mask, **settings).shape == (2, 8)
 
 
 def test_an_explicit_model_is_exported_with_its_numbers(make_model, family: str) -> None:

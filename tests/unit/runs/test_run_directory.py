@@ -1,5 +1,6 @@
 """Run directories and who may write there, signals, the identity of a run, and the manifest over its files."""
 
+import errno
 import json
 import math
 import multiprocessing
@@ -10,10 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from implicit_llm_contracts.runs import signals
+from implicit_llm_contracts.runs.atomic import StorageError
 from implicit_llm_contracts.runs.identity import Identity, canonical_json, compute_fingerprint, run_and_phase
 from implicit_llm_contracts.runs.manifest import FileRecord, Manifest, ManifestError
 from implicit_llm_contracts.runs.run_directory import (
@@ -66,6 +69,15 @@ def test_who_waits_for_a_slurm_job_is_told_its_id(
         monkeypatch.setenv(name, value)
     with run.lock(), pytest.raises(RunDirectoryBusy, match=rf"on \S+ in Slurm job {job} is writing here"), run.lock():
         pass
+
+
+def test_a_job_does_not_start_without_its_name_in_the_lock(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "pwrite", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    with refused("cannot write .*the disk is full", StorageError), run.lock():
+        pass
+    monkeypatch.undo()
+    with run.lock():
+        assert f"process {os.getpid()} on" in (run.path / "work" / ".lock").read_text()
 
 
 def test_the_lock_goes_with_the_process_that_held_it(run: RunDirectory) -> None:
@@ -185,6 +197,7 @@ def test_run_directories_behind_links_are_found_once_and_last(tmp_path: Path) ->
     for name, target in {"b/a": "moved", "a": "other", "c": "moved/y", "latest": "../results/b"}.items():
         (results / name).symlink_to(disk / target)
     (results / "b" / "loop").symlink_to(results)
+    (results / "b" / "above").symlink_to(tmp_path)
     found = [path.relative_to(results).as_posix() for path in run_directories(results)]
     assert found == ["b/train/x", "a/z", "c"]
     (disk / "moved" / "w" / "work").mkdir(parents=True)

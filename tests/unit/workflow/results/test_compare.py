@@ -179,7 +179,15 @@ def test_results_in_a_linked_folder_have_their_lineage(
         folder.rename(moved)
         folder.symlink_to(moved)
     assert ": none broken" in output(capsys, "lineage", str(root / "report"), "--verify")
-    assert "<- " not in output(capsys, "gc", *where(finished))
+
+
+def test_the_lineage_of_a_result_has_no_copies_to_which_links_lead(
+    capsys: pytest.CaptureFixture[str], finished: ExperimentFile
+) -> None:
+    root = real_plan(finished).root
+    (root / "copy").symlink_to(shutil.copytree(root, root.parent.parent / "copy"))
+    found = json.loads(output(capsys, "lineage", str(root / "report"), "--json"))
+    assert not [run for run in found["runs"] if "copy" in run["run_dir"]]
 
 
 def test_a_solver_that_only_one_has_is_no_difference_of_null(finished: ExperimentFile) -> None:

@@ -13,6 +13,7 @@ import math
 import os
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -154,7 +155,6 @@ def size_difference(path: Path, size: int) -> str:
 def commit_directory(tmp_dir: Path, final_dir: Path) -> None:
     """Move the finished directory `tmp_dir` to `final_dir`, after an fsync of all its files and folders.
 
-    Its files get the permissions of their folder, that is of the umask; safetensors lets only the owner read them.
     An existing `final_dir` is moved aside and then deleted. Between the two renames there is no `final_dir`, but there
     is never an incomplete one. If the second rename fails, the old directory gets its name back.
     Raises: StorageError; `tmp_dir` then still exists, unless only the last fsync failed.
@@ -162,9 +162,6 @@ def commit_directory(tmp_dir: Path, final_dir: Path) -> None:
     with storage_errors(final_dir):
         faults.point("atomic.before_tree_fsync")
         for root, _, file_names in os.walk(tmp_dir):
-            permissions = Path(root).stat().st_mode & 0o666
-            for name in file_names:
-                Path(root, name).chmod(permissions)
             for name in (*file_names, ""):
                 fsync_file(Path(root, name))
         aside = temporary_name(final_dir)
@@ -185,6 +182,7 @@ def commit_directory(tmp_dir: Path, final_dir: Path) -> None:
 def new_directory(final_dir: Path, needed_bytes: int | None = None) -> Iterator[Path]:
     """Yield a temporary directory that is moved to `final_dir` at the end of the block, or deleted after an error.
 
+    Its files may be read by whoever may read it, as the umask says; safetensors lets only the owner read them.
     Raises: StorageError for any storage error in the block, also of other files; the message names `needed_bytes` if
     the disk is full.
     """
@@ -194,6 +192,11 @@ def new_directory(final_dir: Path, needed_bytes: int | None = None) -> Iterator[
             faults.point("atomic.before_directory")
             tmp_dir.mkdir(parents=True)
             yield tmp_dir
+            readable = tmp_dir.stat().st_mode & 0o444
+            for path in tmp_dir.rglob("*"):
+                mode = path.lstat().st_mode
+                if stat.S_ISREG(mode) and mode & 0o444 != readable:
+                    path.chmod(stat.S_IMODE(mode) | readable)
             commit_directory(tmp_dir, final_dir)
     except BaseException:
         shutil.rmtree(tmp_dir, ignore_errors=True)

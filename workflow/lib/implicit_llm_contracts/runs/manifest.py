@@ -21,7 +21,7 @@ from typing import Any
 
 from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.errors import UserError, refuse_if
-from implicit_llm_contracts.runs.atomic import StorageError, size_difference, write_atomic
+from implicit_llm_contracts.runs.atomic import size_difference, write_atomic
 from implicit_llm_contracts.runs.identity import Identity
 
 MANIFEST = "manifest.json"
@@ -39,6 +39,13 @@ class ManifestError(UserError):
     def __init__(self, message: str, path: Path) -> None:
         super().__init__(message)
         self.path = path
+
+
+class FileUnreadable(UserError, PermissionError):
+    """A file exists, but this user may not read it."""
+
+    def __str__(self) -> str:
+        return str(self.strerror)
 
 
 @dataclass(frozen=True)
@@ -155,14 +162,14 @@ class Manifest:
 def sha256_of(path: Path) -> str:
     """Return the sha256 (hexadecimal) of a file.
 
-    Raises: StorageError without permission to read it; OSError, which names the file also if reading it failed.
+    Raises: FileUnreadable without permission to read it; OSError, which names the file also if reading it failed.
     """
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except PermissionError as error:
         text = f"cannot read {path}: permission denied; ask its owner to let you read it"
-        raise StorageError(error.errno, text) from error
+        raise FileUnreadable(error.errno, text) from error
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
 

@@ -10,13 +10,14 @@
             declared/                      files that are also copied to the work folder, for Snakemake, and to the
                                            run directory, for people
             again                          a request to the next job to compute the finished result again
-            freed.json                     a note that larger files were deleted to free disk space
+            freed                          marks that larger files were deleted to free disk space
         work/<...>.previous/               the old result while it is computed again, until the new one is committed
 
 Snakemake deletes the declared outputs of a rule before its job starts and after it failed, so the commit is a separate
 file. Older folders have only manifest.json, which then counts as the commit.
 """
 
+import errno
 import fcntl
 import logging
 import os
@@ -29,7 +30,14 @@ from typing import Any
 
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs import faults, logs
-from implicit_llm_contracts.runs.atomic import fsync_file, is_temporary, remove_leftovers, storage_errors, write_atomic
+from implicit_llm_contracts.runs.atomic import (
+    StorageError,
+    fsync_file,
+    is_temporary,
+    remove_leftovers,
+    storage_errors,
+    write_atomic,
+)
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import MANIFEST, FileRecord, Manifest, ManifestError
 
@@ -37,7 +45,7 @@ log = logging.getLogger(__name__)
 
 PROVENANCE = "provenance.json"
 WORK, DECLARED = "work", "declared"
-COMMIT, AGAIN, FREED = "commit.json", "again", "freed.json"
+COMMIT, AGAIN, FREED = "commit.json", "again", "freed"
 LOG = "job.log"
 JOURNAL, METRICS, MLFLOW = "journal.jsonl", "metrics.json", "mlflow.json"
 FINGERPRINT_DIGITS = 16  # this many first digits of a fingerprint distinguish all results
@@ -56,8 +64,8 @@ class ResultError(Exception):
 def locked(path: Path, busy: Callable[[str], UserError], command: str = "") -> Iterator[None]:
     """Hold a lock on the file `path`; the kernel releases the lock when the process ends for any reason.
 
-    The file names the process, after `command` if that is given, unless the disk is full. It is emptied at the end,
-    because another machine may not see the lock itself; after a kill it still names the process.
+    The file names the process, after `command` if that is given; on a full disk, a command works without a name. The
+    file is emptied at the end, because another machine may not see the lock itself; after a kill it still has the name.
     Raises: StorageError; if another process holds the lock, the error `busy(holder)`, where the holder is a text such
         as "process 7 on HOST".
     """
@@ -74,8 +82,7 @@ def locked(path: Path, busy: Callable[[str], UserError], command: str = "") -> I
     _held_locks.add(descriptor)
     try:
         os.ftruncate(descriptor, 0)
-        with suppress(OSError):  # a full disk, on which `gc` must be able to free space; the lock holds without a name
-            os.pwrite(descriptor, f"{command}{_this_process()}\n".encode(), 0)
+        _write_holder(descriptor, path, command)
         yield
     finally:
         if descriptor in _held_locks:  # false in a forked child, which has closed the descriptor
@@ -83,6 +90,15 @@ def locked(path: Path, busy: Callable[[str], UserError], command: str = "") -> I
             with suppress(OSError):
                 os.ftruncate(descriptor, 0)
             os.close(descriptor)
+
+
+def _write_holder(descriptor: int, path: Path, command: str) -> None:
+    try:
+        with storage_errors(path):
+            os.pwrite(descriptor, f"{command}{_this_process()}\n".encode(), 0)
+    except StorageError as error:
+        if not (command and error.errno in (errno.ENOSPC, errno.EDQUOT)):  # `gc` must be able to free the disk
+            raise
 
 
 def _this_process() -> str:
@@ -110,7 +126,7 @@ class RunDirectory:
     def prepare(self) -> None:
         """Create `work`, delete temporary files of a killed writer, and set aside a result to be computed again.
 
-        It also deletes `freed.json`, because the job rebuilds the freed files. The caller must hold the lock.
+        It also deletes the mark `freed`, because the job rebuilds the freed files. The caller must hold the lock.
         """
         self.work.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.path)
@@ -279,11 +295,12 @@ def job_key(stage: str, name: str) -> str:
 def experiment_folder(run_dir: Path, key: str) -> Path | None:
     """Return the folder results/<config> of the job `key`, or None if `run_dir` is not where such a job would be.
 
-    The run may have been renamed since, so only the stage and the number of parts of `key` count.
+    The run or data set may have been renamed since, so the part of `key` after the stage may differ.
     """
     stage, *names = key.split("/")
-    above = run_dir.parts[: len(run_dir.parts) - len(names)]
-    return run_dir.parents[len(names)] if above and above[-1] == stage else None
+    before, after = run_dir.parts[: -len(names) or None], run_dir.parts[len(run_dir.parts) - len(names) :]
+    is_there = before[-1:] == (stage,) and after[1:] == tuple(names[1:])
+    return run_dir.parents[len(names)] if is_there else None
 
 
 def run_directories(root: Path) -> Iterator[Path]:
@@ -294,8 +311,8 @@ def run_directories(root: Path) -> Iterator[Path]:
     waiting, walked, found = [root], list[Path](), set[Path]()
     for top in waiting:
         real = top.resolve()
-        if any(real.is_relative_to(other) for other in walked):
-            continue
+        if any(real.is_relative_to(other) for other in walked) or (walked and walked[0].is_relative_to(real)):
+            continue  # walked already, or above `root`
         walked.append(real)
         for folder, names, files in os.walk(top):
             if WORK in names or MANIFEST in files:

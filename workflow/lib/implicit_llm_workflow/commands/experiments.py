@@ -452,6 +452,8 @@ def gc(
                 typer.echo(f"freed: {key}, {number} files, {size_text(size)} (it took {took})")
             typer.echo(f"jobs freed: {len(freed)}; each counts as done until a job needs its files")
             return
+        if links := garbage.kept_links(plan):
+            typer.echo(f"kept, because links may lead to another experiment: {', '.join(map(str, links))}")
         found = garbage.find_garbage(plan)
         for item in [*found]:
             try:

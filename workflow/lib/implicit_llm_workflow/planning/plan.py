@@ -128,6 +128,11 @@ class Plan:
         """The wanted identity of each job, by key; for a result accepted with other code, the recorded identity."""
         return self.identify(self.settle)
 
+    @property
+    def fingerprints(self) -> frozenset[str]:
+        """The fingerprints of all wanted results."""
+        return frozenset(identity.fingerprint for identity in self.identities.values())
+
     def identify(self, settle: Callable[[str, Identity], Identity]) -> dict[str, Identity]:
         """Compute each identity from config, code and inputs, and return the result of `settle` for it, by job key."""
         found: dict[str, Identity] = {}

@@ -68,8 +68,9 @@ def read_acceptance(run_dir: Path) -> Acceptance | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        reason = f"cannot be read ({error.strerror}); ask its owner to let you read {run_dir}"
-        raise AcceptedUnreadable(f"{path}: {reason}") from error
+        is_denied = isinstance(error, PermissionError)
+        advice = f"ask its owner to let you read {run_dir}" if is_denied else "check the file system"
+        raise AcceptedUnreadable(f"{path}: cannot be read ({error.strerror}); {advice}") from error
     except (ValueError, ConfigError) as error:
         raise AcceptedUnreadable(f"{path}: is no accepted exception ({error}); delete the file to revoke it") from error
 
@@ -212,9 +213,10 @@ def difference_of(recorded: Manifest, wanted: Identity, node: Node) -> Differenc
 def payload(work: Path) -> list[Path]:
     """Return the files of a result that can be freed, such as models, shards and checkpoints.
 
-    Declared files are kept, and so are the files directly in `work` that are hidden, .json or .jsonl.
+    Declared files are kept, and so are the files directly in `work` that are hidden, .json, .jsonl or a mark.
     """
-    kept = {DECLARED, *(path.name for path in work.glob("*") if path.suffix in _SMALL or path.name.startswith("."))}
+    small = {path.name for path in work.glob("*") if path.suffix in _SMALL or path.name.startswith(".")}
+    kept = small | {DECLARED, FREED, AGAIN}
     return sorted(path for path in work.rglob("*") if path.is_file() and path.relative_to(work).parts[0] not in kept)
 
 

@@ -96,12 +96,8 @@ def find_columns(names: Sequence[str], plan: Plan | None) -> list[ComparedColumn
         next((label for label, count in zip(item, counts, strict=True) if count[label] == 1), item[-1])
         for item in choices
     ]
-    wanted = frozenset() if plan is None else _wanted(plan)
+    wanted = frozenset() if plan is None else plan.fingerprints
     return [ComparedColumn(label, tuple(results), wanted) for label, (_, results) in zip(labels, found, strict=True)]
-
-
-def _wanted(plan: Plan) -> frozenset[str]:
-    return frozenset(identity.fingerprint for identity in plan.identities.values())
 
 
 def is_folder(name: str) -> bool:
@@ -331,15 +327,14 @@ def _finished(plan: Plan, run: Run) -> Iterator[ComparedColumn]:
         if paths:
             label = _marked(f"{run.name}/{phase.name}", plan, jobs)
             results = tuple(Lineage(Result.read(path), None, {}) for path in paths)
-            yield ComparedColumn(label, results, _wanted(plan))
+            yield ComparedColumn(label, results, plan.fingerprints)
 
 
 def where_to_look(plan: Plan) -> Iterator[str]:
     """Yield the report's path or the command that makes it, then the URI of MLflow or the command that opens it."""
     report = plan.nodes["report"]
-    page, make = plan.page(report), how_to_make(plan, [report])
-    state = "stale" if page.is_file() else "not made yet"
-    yield f"report: {page}" if plan.statuses[report.key].state == "fresh" else f"report: {state}; {make}"
+    state, make = plan.statuses[report.key].state, how_to_make(plan, [report])
+    yield f"report: {plan.page(report)}" if state == "fresh" else f"report: {state}; {make}"
     uri = os.environ.get("MLFLOW_TRACKING_URI")
     store = shlex.quote(sqlite_uri(plan.root.parent / "mlflow.db"))
     yield f"MLflow: {without_password(uri)}" if uri else f"MLflow: mlflow ui --backend-store-uri {store}"

@@ -4,12 +4,11 @@ import shutil
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 
 from implicit_llm_contracts.errors import UserError
-from implicit_llm_contracts.runs.atomic import fsync_directory, temporary_name, write_json
+from implicit_llm_contracts.runs.atomic import fsync_directory, storage_errors, temporary_name
 from implicit_llm_contracts.runs.run_directory import (
     FINGERPRINT_DIGITS,
     FREED,
@@ -48,16 +47,16 @@ def find_garbage(plan: Plan) -> list[Garbage]:
     A fingerprint is in use if it belongs to a recorded result of a job, or to a direct or indirect input of a recorded
     or wanted result. So a stale result keeps its lineage, except for inputs whose run directories belong to no job. Run
     directories in which a process works are omitted. A process on another machine counts as working until SILENT_S
-    after its last write. Folders that are links are omitted too, because they may belong to another experiment.
+    after its last write. `kept_links` are omitted too, because they may lead to results of another experiment.
     """
     recorded = [status.recorded for status in plan.statuses.values() if status.recorded is not None]
-    used = {identity.fingerprint for identity in plan.identities.values()}
+    used = set(plan.fingerprints)
     used.update(*({manifest.fingerprint, *manifest.upstream.values()} for manifest in recorded))
     names = _with_inputs(plan, {fingerprint[:FINGERPRINT_DIGITS] for fingerprint in used})
     known = {plan.run_dir(node) for node in plan.nodes.values()}
     found = []
     for run_dir in chain.from_iterable(run_directories(plan.root / stage) for stage in STAGES):
-        if not _is_linked(run_dir, plan.root) and not _is_worked_in(run_dir):
+        if _link_to(run_dir, plan.root) is None and not _is_worked_in(run_dir):
             works = (path for path in sorted((run_dir / WORK).glob("*")) if path.is_dir())
             # A folder "<digits>.previous" is in use if the result with these digits is in use.
             former = [(path, FORMER) for path in works if path.name.partition(".")[0] not in names]
@@ -134,26 +133,31 @@ def free(plan: Plan, key: str) -> tuple[int, int]:
     work = Path(plan.work[key])
     files = payload(work)
     size = sum(path.stat().st_size for path in files)
-    about = {"when": datetime.now(UTC).isoformat(timespec="seconds"), "files": len(files), "bytes": size}
     pointing = [name for name in plan.nodes if key in pointed_to(plan.nodes, name)]
-    marked = [*(Path(plan.work[name]) for name in pointing), work] if files else []
-    for freed in marked:  # first, so that a kill during the deletion leaves freed results
-        (freed / FREED).touch()  # an empty file, which fits on a full disk
-        fsync_directory(freed)
+    for freed in (*(Path(plan.work[name]) for name in pointing), work) if files else ():
+        with storage_errors(freed / FREED):
+            (freed / FREED).touch()  # first, so that a kill during the deletion leaves a freed result; it has no bytes
+            fsync_directory(freed)
         remove_declared(freed)
     for path in files:
         path.unlink()
-    for freed in marked:
-        write_json(freed / FREED, about)
     for folder in sorted((path for path in work.rglob("*") if path.is_dir()), reverse=True):
         if not any(folder.iterdir()):
             folder.rmdir()
     return len(files), size
 
 
-def _is_linked(run_dir: Path, root: Path) -> bool:
-    """Return whether the run directory or a folder between it and `root` is a link."""
-    return any(path.is_symlink() for path in (run_dir, *run_dir.parents) if path.is_relative_to(root) and path != root)
+def kept_links(plan: Plan) -> list[Path]:
+    """Return the links in the experiment's folder that lead to run directories, in the order of their paths."""
+    run_dirs = chain.from_iterable(run_directories(plan.root / stage) for stage in STAGES)
+    return sorted({link for run_dir in run_dirs if (link := _link_to(run_dir, plan.root)) is not None})
+
+
+def _link_to(run_dir: Path, root: Path) -> Path | None:
+    """Return the first link on the path from `root` to the run directory, or None if there is none."""
+    folders = [run_dir, *run_dir.parents]
+    below = folders[: folders.index(root)]
+    return next((path for path in reversed(below) if path.is_symlink()), None)
 
 
 def _is_worked_in(run_dir: Path) -> bool:

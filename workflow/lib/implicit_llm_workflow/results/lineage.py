@@ -58,9 +58,7 @@ class Result:
     @property
     def key(self) -> str:
         """The job's path below the folder of the experiment; for a run directory that was moved, the recorded one."""
-        recorded = job_key(self.manifest.stage, self.manifest.name)
-        root = experiment_folder(self.run_dir, recorded)  # its run may have been renamed since
-        return recorded if root is None else self.run_dir.relative_to(root).as_posix()
+        return self._recorded_key if self._folder is None else self.run_dir.relative_to(self._folder).as_posix()
 
     @property
     def fingerprint(self) -> str:
@@ -69,8 +67,15 @@ class Result:
     @property
     def root(self) -> Path:
         """The folder of the experiment; for a run directory that was moved, the folder that contains it."""
-        recorded = job_key(self.manifest.stage, self.manifest.name)
-        return experiment_folder(self.run_dir, recorded) or self.run_dir.parent
+        return self._folder or self.run_dir.parent
+
+    @property
+    def _recorded_key(self) -> str:
+        return job_key(self.manifest.stage, self.manifest.name)
+
+    @property
+    def _folder(self) -> Path | None:
+        return experiment_folder(self.run_dir, self._recorded_key)
 
     @cached_property
     def provenance(self) -> Mapping[str, Any]:
@@ -166,7 +171,10 @@ def trace(artifact: Path, *, is_forward: bool = False) -> Lineage:
     top = Result.read(manifest)
     # All finished results of the experiment by the first digits of their fingerprints, also those of former settings.
     # Results that are set aside (`<digits>.previous`) while their job computes them again do not count.
-    paths = {path.parent.name: path for path in committed_below(top.root) if not path.parent.suffix}
+    paths: dict[str, Path] = {}
+    for found in committed_below(top.root):
+        if not found.parent.suffix:
+            paths.setdefault(found.parent.name, found)  # not a copy to which a link leads
     runs = {top.fingerprint: top}
     lineage = Lineage(top, _record_of(artifact, top), runs, _readers(paths.values()) if is_forward else None)
     waiting = [top]
@@ -174,10 +182,10 @@ def trace(artifact: Path, *, is_forward: bool = False) -> Lineage:
         for _, fingerprint in lineage.next_to(run):
             path = paths.get(fingerprint[:FINGERPRINT_DIGITS])
             if fingerprint not in runs and path is not None:
-                found = Result.read(path)
-                if found.fingerprint == fingerprint:
-                    runs[fingerprint] = found
-                    waiting.append(found)
+                result = Result.read(path)
+                if result.fingerprint == fingerprint:
+                    runs[fingerprint] = result
+                    waiting.append(result)
     return lineage
 
 

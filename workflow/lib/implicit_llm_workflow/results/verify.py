@@ -33,7 +33,7 @@ class RecordedFile:
 class Broken:
     """A broken file of a job, or an input that was not found (`path` is then its role), and the reason.
 
-    `is_unreadable`: whether the file cannot be read, so that nobody knows whether it is damaged.
+    `is_unreadable`: whether this user may not read the file, which may be whole.
     """
 
     job: str
@@ -50,7 +50,8 @@ def recorded_files(manifests: Iterable[tuple[str, Path]]) -> tuple[list[Recorded
         try:
             files += _files_of(job, path)
         except ManifestError as error:
-            broken.append(Broken(job, path, str(error).removeprefix(f"{path}: ").partition("; type")[0]))
+            why = str(error).removeprefix(f"{path}: ").partition("; type")[0]
+            broken.append(Broken(job, path, why, isinstance(error.__cause__, PermissionError)))
     return files, broken
 
 
@@ -126,5 +127,5 @@ def _check(file: RecordedFile) -> Broken | None:
         why = file.record.difference(file.path)
     except OSError as error:
         why = f"cannot be read ({os.strerror(error.errno or 0)})"
-        return Broken(file.job, file.path, why, is_unreadable=True)
+        return Broken(file.job, file.path, why, isinstance(error, PermissionError))
     return Broken(file.job, file.path, why) if why else None
