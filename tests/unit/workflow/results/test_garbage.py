@@ -312,6 +312,22 @@ def test_a_file_that_may_not_be_read_is_not_to_be_made_again(
         manifest.Manifest.read(data / "manifest.json").verify(data)
 
 
+def test_a_manifest_that_may_not_be_read_is_not_to_be_made_again(
+    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (commit,), read = data.glob("work/*/commit.json"), Path.read_bytes
+
+    def read_bytes(path: Path) -> bytes:
+        if path == commit:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    out = verify(data, capsys)
+    assert f"broken {commit}: cannot read the manifest (Permission denied)" in out
+    assert "rm -f" not in out
+
+
 @pytest.mark.parametrize("damage", ["{", '{"stage": "data"}', None])
 def test_a_damaged_manifest_is_broken_itself(
     data: Path, capsys: pytest.CaptureFixture[str], damage: str | None

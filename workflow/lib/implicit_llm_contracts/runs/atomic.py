@@ -182,7 +182,7 @@ def commit_directory(tmp_dir: Path, final_dir: Path) -> None:
 def new_directory(final_dir: Path, needed_bytes: int | None = None) -> Iterator[Path]:
     """Yield a temporary directory that is moved to `final_dir` at the end of the block, or deleted after an error.
 
-    Its files may be read by whoever may read it, as the umask says; safetensors lets only the owner read them.
+    Its files are as readable as itself, although safetensors creates files that only their owner may read.
     Raises: StorageError for any storage error in the block, also of other files; the message names `needed_bytes` if
     the disk is full.
     """

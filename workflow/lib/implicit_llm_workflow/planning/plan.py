@@ -128,7 +128,7 @@ class Plan:
         """The wanted identity of each job, by key; for a result accepted with other code, the recorded identity."""
         return self.identify(self.settle)
 
-    @property
+    @cached_property
     def fingerprints(self) -> frozenset[str]:
         """The fingerprints of all wanted results."""
         return frozenset(identity.fingerprint for identity in self.identities.values())
@@ -367,7 +367,7 @@ class Plan:
     def shows_another(self, key: str) -> bool:
         """Return whether the wanted result exists but the job's run directory shows another result.
 
-        This is so after the undoing of a change, until the next start of Snakemake.
+        This is so when a change was undone, until Snakemake starts again.
         """
         status = self.statuses[key]
         is_there = status.state == "fresh" and status.is_declared

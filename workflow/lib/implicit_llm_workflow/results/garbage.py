@@ -134,9 +134,10 @@ def free(plan: Plan, key: str) -> tuple[int, int]:
     files = payload(work)
     size = sum(path.stat().st_size for path in files)
     pointing = [name for name in plan.nodes if key in pointed_to(plan.nodes, name)]
+    # The marks come first, so that a kill during the deletion leaves freed results. Empty files fit on a full disk.
     for freed in (*(Path(plan.work[name]) for name in pointing), work) if files else ():
         with storage_errors(freed / FREED):
-            (freed / FREED).touch()  # first, so that a kill during the deletion leaves a freed result; it has no bytes
+            (freed / FREED).touch()
             fsync_directory(freed)
         remove_declared(freed)
     for path in files:
