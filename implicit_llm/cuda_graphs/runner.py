@@ -146,9 +146,8 @@ class GraphRunner(Runner):
     def _can_step(self, model: ImplicitForCausalLM, ids_BL: Tensor, cache: ConvergedStateCache | None) -> bool:
         """Return whether to run this training step from a graph: graphs are wanted, and a graph can record the step.
 
-        A head that must be called is excluded, because its hooks would not run at a replay.
-
-        fp16 is excluded, because its loss is scaled before the backward pass and the graph would not apply the scale.
+        A head that must be called is excluded, because its hooks would not run at a replay. So is fp16, because its
+        loss is scaled before the backward pass and the graph would not apply the scale.
         """
         base, solver = model.base, model.solver
         if not (self.replays_training and model.training and torch.is_grad_enabled()) or base.gradient_checkpointing:

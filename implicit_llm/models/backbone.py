@@ -192,9 +192,8 @@ class ImplicitModel(ImplicitPreTrainedModel):
             exported or traced.
         """
         self.refuse_unknown(kwargs)
-        output_hidden_states = (
-            self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        )
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
         h_BLD = self._embedded(input_ids, inputs_embeds, bool(output_hidden_states))
         cache = self.joined_cache(len(h_BLD), past_key_values, use_cache)
         padding = Padding.of(attention_mask, h_BLD, 0 if cache is None else cache.get_seq_length())

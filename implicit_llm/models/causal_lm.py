@@ -91,9 +91,8 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
         Raises: the errors of the backbone's `forward`.
         """
         self.refuse_unknown(kwargs)
-        output_hidden_states = (
-            self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        )
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
         inputs: dict[str, Any] = {
             "attention_mask": attention_mask,
             "position_ids": position_ids,
